@@ -170,9 +170,9 @@ class TestLosses:
             assert found is not None
             assert found.waits
             patience.ask(found)
-        (told,) = failovers(before, await rig.heard(), rig.goal)
-        assert told.node_id == (await rig.server(replica)).node_id
-        assert told.message.endswith(f" slots of {primary.name}, which does not answer")
+        ((node_id, message),) = failovers(before, await rig.heard(), rig.goal).items()
+        assert node_id == (await rig.server(replica)).node_id
+        assert message.endswith(f" slots of {primary.name}, which does not answer")
         rig.restart(primary)
         steps = await rig.settle(until=rig.is_up)
         await assert_sound(rig)

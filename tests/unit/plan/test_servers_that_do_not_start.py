@@ -90,7 +90,7 @@ def test_a_certificate_without_a_key_of_which_no_server_can_tell_because_none_st
     simulation.advance(2)
     asked = [a for _, made in simulation.plans for a in made.actions if isinstance(a, TendServers)]
     assert [(one.servers, one.tls_secret, one.foreign_tls) for one in asked[:1]] == [((), "mine", True)]
-    facts = TlsFacts("", problem="Secret mine has no tls.key: add it", missing=(names.PRIVATE_KEY_KEY,))
+    facts = TlsFacts("", problem="Secret mine has no tls.key: add it")
     look = CredentialLook({}, simulation.now, facts)
     simulation.store.domain(NAMESPACE).credentials["shared"] = look
     simulation.step(TIER)

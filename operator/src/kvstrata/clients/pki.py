@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from cryptography import x509
@@ -36,10 +36,7 @@ class KeyPair:
     """A certificate and its private key (PKCS #8), both PEM."""
 
     certificate_pem: bytes
-    key_pem: bytes
-
-    def __repr__(self) -> str:
-        return "KeyPair(…)"
+    key_pem: bytes = field(repr=False)
 
 
 def generate_key() -> PrivateKey:
@@ -104,7 +101,7 @@ def describe(values: Mapping[str, bytes], authority_pem: bytes, changed_at: date
     authorities = _certificates(values.get(names.AUTHORITY_KEY, b""))
     trusted = frozenset(one.fingerprint(hashes.SHA256()).hex() for one in authorities)
     own = fingerprint(authority_pem)
-    facts = TlsFacts("", trusted=trusted, authority=own, issued_by_it=False, changed_at=changed_at, missing=missing)
+    facts = TlsFacts("", trusted=trusted, authority=own, issued_by_it=False, changed_at=changed_at)
     if missing:
         several = " and ".join(missing)
         return replace(facts, problem=f"has no {several}: add {'it' if len(missing) == 1 else 'them'}, in PEM")

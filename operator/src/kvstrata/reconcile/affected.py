@@ -127,11 +127,11 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def affected_by_pod(world: World, before: Pod | None, after: Pod | None, model: str | None = None) -> frozenset[Key]:
-    if before == after:
-        return frozenset()
+def affected_by_pod(world: World, before: Pod | None, after: Pod | None) -> frozenset[Key]:
     pod = after or before
-    name = pod.model if pod else model or ""
+    if pod is None or before == after:
+        return frozenset()
+    name = pod.model
     keys = _reporting(world, name) | _pools_of(world, name)
     was_live, is_live = (one is not None and one.live for one in (before, after))
     was_ready, is_ready = (one is not None and one.ready for one in (before, after))
@@ -141,7 +141,7 @@ def affected_by_pod(world: World, before: Pod | None, after: Pod | None, model: 
         keys |= _waiting_policies(world, name, world.acked_revision(after) if after else 0) | _keys(world, GROUP)
         tiers, found = _tiers_of(world, name), world.models.get(name)
         keys |= _named(world, TIER, found.tier_names if found is not None else ())
-        answer = world.states.get(pod.uid) if pod else None
+        answer = world.states.get(pod.uid)
         if not all(keeps_budgets(answer.state if answer else None, tier) for tier in tiers):
             keys |= _with_budgets_in(world, {tier.name for tier in tiers})
     return frozenset(keys)

@@ -209,5 +209,5 @@ class Store:
             d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]
             for facts in (d.states, d.renders, d.warmed, d.holdings, d.probes):
                 facts.pop(pod.uid, None)
-            return affected_by_pod(self.world(d.namespace), pod, None, model=model)
+            return affected_by_pod(self.world(d.namespace), pod, None)
         return frozenset()

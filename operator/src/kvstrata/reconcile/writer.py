@@ -173,7 +173,7 @@ class Writer:
         before = domain.domain_key
         await self._secret_store.ensure(domain, order)
         if domain.domain_key != before:
-            self._queue.add_all({other for other in self._store.all_keys() if other.namespace == key.namespace})
+            self._queue.add_all(self._store.keys_of(key.namespace))
 
     async def _remove(self, key: Key, order: actions.Remove) -> None:
         """Delete an object. A namespace under deletion may have lost the operator's rights, and deletes it itself."""

@@ -61,7 +61,6 @@ class TlsFacts:
     issued_by_it: bool = True
     renew_at: datetime | None = None
     changed_at: datetime | None = None
-    missing: tuple[str, ...] = ()
     problem: str = ""
 
 

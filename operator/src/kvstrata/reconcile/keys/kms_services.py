@@ -25,10 +25,7 @@ Login = Callable[[KeyManagement], Tokens]
 
 
 def by_service_account(token_file: Path) -> Login:
-    def login(kms: KeyManagement) -> Tokens:
-        return KubernetesLogin(kms.role, token_file, method=kms.auth_mount)
-
-    return login
+    return lambda kms: KubernetesLogin(kms.role, token_file, method=kms.auth_mount)
 
 
 class KmsServices:

@@ -143,7 +143,9 @@ class NamespaceKeys:
         return due.destroy <= self.settled
 
     def _needs(self) -> KeyNeeds:
-        return KeyNeeds.of(self.world, self.wanted, self.spent)
+        world = self.world
+        lasting = epochs_with_a_future(world) - world.keys_lost
+        return KeyNeeds(epochs_in_use(world), lasting, self.wanted, world.data_keys.keys(), self.spent)
 
     async def _take(self, custody: KmsCustody, due: KeyWork) -> None:
         """Draw, unwrap and hold keys. Answers about a CacheDomain that was replaced meanwhile are dropped."""

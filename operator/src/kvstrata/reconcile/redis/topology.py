@@ -167,7 +167,7 @@ class _Tending:
                     log.warning("a cluster cannot be tended", extra={**about, "error": str(error)})
                     pause_s = RETRY_S
                 except SecretMissingError as error:
-                    self.events.unasked()
+                    metrics.BACKEND_UP.labels(self._namespace, self.order.tier).set(0)
                     self._report(ClusterReport(None, utc_now(), SharedReason.SECRET_NOT_FOUND, str(error)))
                     pause_s = RETRY_S
                 except Exception:

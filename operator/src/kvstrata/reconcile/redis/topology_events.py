@@ -74,9 +74,6 @@ class TopologyEvents:
     def moved(self, slots: int) -> None:
         metrics.SLOTS_TO_MOVE.labels(*self._where).set(max(0, self._to_move - slots))
 
-    def unasked(self) -> None:
-        metrics.BACKEND_UP.labels(*self._where).set(0)
-
     async def done(self, step: Step) -> None:
         lost = SLOTS if self.forms_again(step) else self.lost_with(step)
         if step.reason is StepReason.SLOTS_LOST and not lost:
@@ -137,12 +134,12 @@ class TopologyEvents:
         await self._publish("EverythingLost" if lost else "Formed", message, lost)
 
     async def _publish_failovers(self, before: Cluster, cluster: Cluster, goal: Goal) -> None:
-        for one in failovers(before, cluster, goal):
-            by, at_s = self._ordered.pop(one.node_id, (SERVERS, 0.0))
+        for node_id, message in failovers(before, cluster, goal).items():
+            by, at_s = self._ordered.pop(node_id, (SERVERS, 0.0))
             if cluster.at_s - at_s > ORDER_HOLDS_S:
                 by = SERVERS
             metrics.FAILOVERS.labels(*self._where, by).inc()
-            await self._publish("FailedOver", one.message, warning=by != PLANNED)
+            await self._publish("FailedOver", message, warning=by != PLANNED)
 
     async def _publish_work(self, verdict: Verdict) -> None:
         moving, replacing = verdict.slots_to_move > 0, verdict.pods_to_replace > 0

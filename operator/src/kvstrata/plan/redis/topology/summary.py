@@ -60,23 +60,16 @@ def judge(view: View, found: Step | None, moved: int = 0) -> Verdict:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Failover:
-    """A server, by node id, has slots of its former primary."""
-
-    node_id: str
-    message: str
-
-
-def failovers(before: Cluster, after: Cluster, goal: Goal) -> tuple[Failover, ...]:
+def failovers(before: Cluster, after: Cluster, goal: Goal) -> dict[str, str]:
+    """Return the servers that have slots of their former primary, by node id, and a message about each."""
     then, now = View(before, goal), View(after, goal)
-    found = []
+    found = {}
     for node_id, slots in now.slots.items():
         former = _primary_of(then, node_id)
         if node_id in now.servers and former in then.slots:
             names = f"{now.name(node_id)} has {count(slots)} slots of {then.name(former)}"
-            found.append(Failover(node_id, f"{names}, {_whereabouts(now, former)}"))
-    return tuple(found)
+            found[node_id] = f"{names}, {_whereabouts(now, former)}"
+    return found
 
 
 def _primary_of(view: View, node_id: str) -> str:
