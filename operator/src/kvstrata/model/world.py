@@ -65,7 +65,7 @@ class Ending:
     untouched: set[str] = field(default_factory=set)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DomainState:
     """All that is known of one namespace. The store writes it; a plan reads it as a `World`.
 
@@ -130,12 +130,12 @@ class DomainState:
     erasures: dict[str, ErasureNow] = field(default_factory=dict)
     reclaims: dict[tuple[str, int], ReclaimReport] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
-    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+    memo: Memo = field(default_factory=Memo, repr=False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class World(DomainState):
-    """A snapshot of one namespace; a plan reads nothing else, and changes nothing in it.
+    """A snapshot of one namespace, equal only to itself; a plan reads nothing else, and changes nothing in it.
 
     It shares the store's containers, so it is valid until the plan returns: plans never wait. `term` is the leader's,
     `entropy` 64 fresh random bytes for this plan alone. `memo` keeps results of earlier plans. `claims` and `claimants`

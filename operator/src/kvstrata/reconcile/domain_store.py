@@ -21,7 +21,7 @@ from kvstrata.reconcile.background import Clock
 from kvstrata.reconcile.parse import OWN_KINDS, unreadable
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DomainStore(DomainState):
     """State of one namespace, with its indexes.
 

@@ -22,20 +22,6 @@ from kvstrata.plan.conditions import Finding, false, listed, true
 from kvstrata.plan.scopes import is_member, scope_in_force
 
 
-class Snapshot:
-    """A world that equals only itself, to compute results of all policies once per plan."""
-
-    __slots__ = ("_world",)
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Snapshot) and self._world is other._world
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def restricted_tiers(world: World) -> tuple[CacheTier, ...]:
     """Return the tiers that admit some classifications only and can be closed to others, by name."""
     return tuple(tier for _, tier in sorted(world.tiers.items()) if tier.spec.allowed_classifications is not None)
@@ -141,7 +127,7 @@ def _shared(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str
                 found.setdefault(scope, {}).setdefault(policy.spec.effective_classification, []).append(name)
         return found
 
-    return world.memo.get(Classification, world.namespace, (Snapshot(world),), find)
+    return world.memo.get(Classification, world.namespace, (world,), find)
 
 
 def shared_scopes(world: World, policy: TenantCachePolicy) -> set[Scope]:

@@ -26,7 +26,7 @@ from kvstrata.objects.sizing import stored_bytes
 from kvstrata.objects.tier_link import RedisLink, redis_link
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.budgets.admission import admitted_bytes, is_undecided, lost_everywhere
-from kvstrata.plan.budgets.classification import Snapshot, denied_tiers, shared_classifications
+from kvstrata.plan.budgets.classification import denied_tiers, shared_classifications
 from kvstrata.plan.budgets.retention import retentions_in, shared_retentions
 from kvstrata.plan.isolation import is_fenced
 from kvstrata.plan.keys.data_keys import keys_of, seals
@@ -376,4 +376,4 @@ def paused_epochs(world: World) -> frozenset[str]:
             if scope.old_epoch
         )
 
-    return world.memo.get(paused_epochs, world.namespace, (Snapshot(world),), find)
+    return world.memo.get(paused_epochs, world.namespace, (world,), find)
