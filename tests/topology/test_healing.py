@@ -112,10 +112,10 @@ class TestForming:
         for ordinal in (0, 1):
             rig.delete(rig.pod(1, ordinal))
         assert len((await rig.heard()).servers) == 4
-        for _ in range(5):
-            await rig.act()
+        steps = [await rig.act() for _ in range(5)]
         judged = await rig.verdict()
-        assert (judged.slots_covered, judged.uncovered, judged.reason) == (False, SLOTS, StepReason.WAITING_FOR_PODS)
+        assert (judged.slots_covered, judged.uncovered) == (False, SLOTS)
+        assert StepReason.WAITING_FOR_PODS in reasons([one for one in steps if one is not None])
         rig.add(1, 0)
         rig.add(1, 1)
         await rig.settle(until=rig.is_up)
