@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
@@ -62,6 +63,10 @@ def server() -> MemoryKube:
     return MemoryKube()
 
 
+def candidate(name: str, kube: Kube, fit: Callable[[], bool]) -> Lease:
+    return Lease(kube, "ns", "lease", name, since_boot_s, fit)
+
+
 @pytest.fixture
 async def contend(server: MemoryKube) -> AsyncIterator[Contend]:
     """Makes contenders for one Lease; they give up at the end."""
@@ -71,7 +76,7 @@ async def contend(server: MemoryKube) -> AsyncIterator[Contend]:
         return server
 
     def make(name: str) -> Leadership:
-        made.append(Leadership(connect, "ns", "lease", name, since_boot_s))
+        made.append(Leadership(connect, partial(candidate, name), since_boot_s))
         return made[-1]
 
     yield make
@@ -176,7 +181,7 @@ async def test_the_connection_is_made_in_the_thread_that_uses_it_and_its_failure
         threads.append(threading.current_thread().name)
         raise OSError("no such file")
 
-    leader = Leadership(refuse, "ns", "lease", "one", since_boot_s)
+    leader = Leadership(refuse, partial(candidate, "one"), since_boot_s)
     with pytest.raises(OSError, match="no such file"):
         await leader.acquire()
     assert threads == ["lease"]

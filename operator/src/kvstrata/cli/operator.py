@@ -21,7 +21,7 @@ from kvstrata.api.cachedomain import Installation
 from kvstrata.cli.logs import configure, configure_audit
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.lease import LEASE_NAME, Leadership
+from kvstrata.clients.lease import LEASE_NAME, Leadership, Lease
 from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.plan import actions
 from kvstrata.reconcile import metrics
@@ -87,9 +87,8 @@ class Operator:
         word = (settings.pod_name, utc_now, self._may_write)
         kms_domains = KmsDomains(kube, settings.namespace, self._store, services, *word)
         self._kms = KmsKeys(self._store, self._queue, self._ring, kms_domains)
-        self._lease = Leadership(
-            Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s, settings.release
-        )
+        own = settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s
+        self._lease = Leadership(Kube.connect, lambda kube, fit: Lease(kube, *own, fit, settings.release), since_boot_s)
         self._met = asyncio.Event()
         self._elected = asyncio.Event()
         self._first_lists: asyncio.Future[Lists | None] = asyncio.get_running_loop().create_future()

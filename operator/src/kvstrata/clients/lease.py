@@ -226,21 +226,14 @@ T = TypeVar("T")
 class Leadership:
     """Contends for a Lease and renews it in a thread, with an event loop and a connection of its own.
 
-    `connect` runs in that thread. All methods are for the caller's event loop. When it stalls for SILENT_LIMIT_S, the
-    Lease runs out: another process can act.
+    `connect` and `candidate`, which makes the candidate, run in that thread. All methods are for the caller's event
+    loop. When it stalls for SILENT_LIMIT_S, the Lease runs out: another process can act.
     """
 
     def __init__(
-        self,
-        connect: Callable[[], Awaitable[Kube]],
-        namespace: str,
-        name: str,
-        identity: str,
-        monotonic: Monotonic,
-        release: str = "",
+        self, connect: Callable[[], Awaitable[Kube]], candidate: Callable[[Kube, Fit], Lease], monotonic: Monotonic
     ) -> None:
-        self._connect, self._namespace, self._name, self._identity = connect, namespace, name, identity
-        self._monotonic, self._helm_release = monotonic, release
+        self._connect, self._candidate, self._monotonic = connect, candidate, monotonic
         self._ticked_at = monotonic()
         self._ticking: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
@@ -277,10 +270,7 @@ class Leadership:
         return self._monotonic() - self._ticked_at < SILENT_LIMIT_S
 
     async def _acquire(self) -> int:
-        kube = await self._connect()
-        self._lease = Lease(
-            kube, self._namespace, self._name, self._identity, self._monotonic, self._turns, self._helm_release
-        )
+        self._lease = self._candidate(await self._connect(), self._turns)
         term = await self._lease.acquire()
         # Not in `hold`: the caller may be busy for longer than a renewal can wait.
         self._holding = asyncio.create_task(self._lease.hold(), name="lease")

@@ -209,7 +209,6 @@ class SecretFacts:
     resource_version: str
     users: str = ""
     renewal_due: bool = False
-    issued_by_current_ca: bool = True
     passwords: PasswordFacts | None = None
     tls: TlsFacts | None = None
     drawn_for: str = ""

@@ -7,7 +7,7 @@ unreachable. A later probe without findings may have read other scopes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -103,9 +103,10 @@ def _isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
     if failure_stands(model) and reported is not None and reported.failure is not None:
         failure = reported.failure
         return Isolation(false(KIND, failure.reason, failure.message), before)
-    reports = [(pod, _report(world, pod)) for pod in world.serving_pods(model.name)]
-    results = [(pod.name, one.shown) for pod, one in reports if one is not None and one.shown is not None]
-    failed = next(((pod, one) for pod, one in results if one.probed.outcome.failed), None)
+    pods = world.serving_pods(model.name)
+    reports = ((pod.name, _report(world, pod)) for pod in pods)
+    results = {name: one.shown for name, one in reports if one is not None and one.shown is not None}
+    failed = next(((pod, one) for pod, one in results.items() if one.probed.outcome.failed), None)
     # While pods of an earlier cache generation run, their findings are not new.
     if failed is not None and (model.status.cache_generation or 0) == model.spec.cache_generation:
         pod, found = failed
@@ -117,10 +118,10 @@ def _isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
             "cacheGeneration": model.spec.cache_generation,
         }
         return Isolation(false(KIND, reason, message), {**(before or {}), "failure": stands}, failed_now=True)
-    objection = _objection(world, model, reports, now)
+    objection = _objection(world, model, [pod.name for pod in pods], results, now)
     if objection is not None:
         return Isolation(objection, before)
-    return _shown(model, len(reports), [one for _, one in results], before, now)
+    return _shown(model, len(pods), [*results.values()], before, now)
 
 
 def failure_message(pod: str, answer: Probed) -> str:
@@ -135,23 +136,22 @@ def failure_message(pod: str, answer: Probed) -> str:
 
 
 def _objection(
-    world: World, model: CachedModel, reports: Sequence[tuple[Pod, ProbeReport | None]], now: datetime
+    world: World, model: CachedModel, pods: Sequence[str], results: Mapping[str, Shown], now: datetime
 ) -> Finding | None:
     """Return why isolation is neither shown nor broken, or None."""
     committed = world.bundles.get(model.name)
     if committed is not None and committed.bundle.root.rules.reuse == "Disabled":
         return unknown(KIND, ModelReason.REUSE_OFF, "nothing is reused, so there is nothing to probe")
-    if not reports:
+    if not pods:
         return unknown(KIND, ModelReason.NOT_PROBED, "no pod serves")
-    missing = [pod.name for pod, one in reports if one is None or one.shown is None]
-    if missing and not _shown_lately(model, now):
-        asked = f"{len(reports) - len(missing)} of {len(reports)} pods were probed"
-        return unknown(KIND, ModelReason.NOT_PROBED, f"{asked}; waiting for {missing[0]}")
-    shown = [(pod.name, one.shown) for pod, one in reports if one is not None and one.shown is not None]
-    late = next((name for name, one in shown if _is_late(model, one.at, now)), None)
+    missing = next((pod for pod in pods if pod not in results), None)
+    if missing is not None and not _shown_lately(model, now):
+        asked = f"{len(results)} of {len(pods)} pods were probed"
+        return unknown(KIND, ModelReason.NOT_PROBED, f"{asked}; waiting for {missing}")
+    late = next((name for name, one in results.items() if _is_late(model, one.at, now)), None)
     if late is not None:
         return unknown(KIND, ModelReason.PROBE_UNANSWERED, f"pod {late} has not answered a probe for too long")
-    for name, one in shown:
+    for name, one in results.items():
         probed = one.probed
         if probed.outcome is ProbeOutcome.NO_REUSE:
             return unknown(KIND, ModelReason.REUSE_OFF, f"pod {name} reuses nothing now: its policy is stale")

@@ -37,15 +37,6 @@ log = logging.getLogger(LOGGER)
 own_log = logging.getLogger(__name__)
 
 
-_OUTCOMES = {
-    Action.GUARANTEE_ADMITTED: "admitted",
-    Action.GUARANTEE_DENIED: "denied",
-    Action.GUARANTEE_WITHDRAWN: "withdrawn",
-    Action.GUARANTEE_RELEASED: "released",
-}
-"""As the metric of admissions counts them."""
-
-
 def record(happened: Happened) -> None:
     metrics.AUDIT_EVENTS.labels(str(happened.action.event)).inc()
     log.info("%s", happened.action, extra={"audit": happened})
@@ -85,7 +76,7 @@ def _record_admission(key: Key, about: Mapping[str, Any], before: Resource | Non
 
 
 def _record_guarantee(key: Key, action: Action, **facts: Any) -> None:
-    metrics.ADMISSIONS.labels(key.kind, _OUTCOMES[action]).inc()
+    metrics.ADMISSIONS.labels(key.kind, str(action).removeprefix("Guarantee").lower()).inc()
     record(Happened(action=action, **facts))
 
 

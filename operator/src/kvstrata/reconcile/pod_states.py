@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
 from kvstrata.clients.gate import GateClient, GateError
-from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.kube import Kube, KubeError, TokenIdentity
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE, PodState, gate_server_name
@@ -175,7 +175,7 @@ class PodAnswerError(Exception):
 class PodTokens:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
-        self._known: dict[str, tuple[float, str, str]] = {}
+        self._known: dict[str, tuple[float, TokenIdentity]] = {}
 
     async def answer_of(
         self, namespace: str, pod: Pod, ask: Callable[[str, str, *Q], Awaitable[tuple[T, str]]], *request: *Q
@@ -202,23 +202,20 @@ class PodTokens:
 
     async def token_problem(self, namespace: str, pod: Pod, token: str) -> str | None:
         """Return why a token is not that of `pod`, or None. Raises KubeError."""
-        username, bound_to = await self._identity(token)
-        if username != f"system:serviceaccount:{namespace}:{names.model_child(pod.model)}":
+        found = await self._identity(token)
+        if found is None or found.username != f"system:serviceaccount:{namespace}:{names.model_child(pod.model)}":
             return "WrongAccount"
-        if bound_to != pod.uid:
-            return "ForeignToken"
-        return None
+        return None if found.pod_uid == pod.uid else "ForeignToken"
 
-    async def _identity(self, token: str) -> tuple[str, str]:
-        """Return the token's user name and pod UID; one review a minute for each token."""
+    async def _identity(self, token: str) -> TokenIdentity | None:
+        """Return the token's identity, None if it is not valid; one review a minute for each token."""
         now = time.monotonic()
         digest = hashlib.sha256(token.encode()).hexdigest()
         cached = self._known.get(digest)
         if cached and cached[0] > now:
-            return cached[1], cached[2]
+            return cached[1]
         identity = await self._kube.review_token(token, ACK_AUDIENCE)
-        if identity is None:
-            return "", ""
-        self._known = {d: entry for d, entry in self._known.items() if entry[0] > now}
-        self._known[digest] = (now + TOKEN_CACHE_S, identity.username, identity.pod_uid)
-        return identity.username, identity.pod_uid
+        if identity is not None:
+            self._known = {d: entry for d, entry in self._known.items() if entry[0] > now}
+            self._known[digest] = (now + TOKEN_CACHE_S, identity)
+        return identity

@@ -268,7 +268,6 @@ class SecretStore:
             resource_version=raw["metadata"].get("resourceVersion", ""),
             users=what_users_may(values.get(names.ACL_FILE_KEY, b"")),
             renewal_due=bool(certificate) and pki.needs_renewal(certificate or b"", self._now()),
-            issued_by_current_ca=values.get(names.AUTHORITY_KEY) in (None, self.authority.certificate_pem),
             passwords=self._passwords(raw, values) if names.ACL_FILE_KEY in values else None,
             tls=pki.describe(values, self.authority.certificate_pem, _moment(raw, self._now(), labels.CHANGED_AT))
             if certificate

@@ -51,9 +51,9 @@ SLOT_MAP_CHANGED = "SlotMapChanged"
 class NodeLook:
     """One server's content of the keyspaces. `node` is its own id; a replica's counts are those of its copy.
 
-    `values` are blocks, `index` everything else but `tombstones`, which a deletion leaves for a week. `names` are those
-    of values, at most MAX_NAMES, and `value_bytes` their size on a primary. `walked`: the server was scanned. `idle`: a
-    primary without slots.
+    `values` are blocks, `index` everything else, on a primary without the tombstones that a deletion leaves for a week.
+    `names` are those of values, at most MAX_NAMES, and `value_bytes` their size on a primary. `idle`: a primary without
+    slots.
     """
 
     node: str
@@ -62,9 +62,7 @@ class NodeLook:
     values: int = 0
     value_bytes: int = 0
     index: int = 0
-    tombstones: int = 0
     names: tuple[str, ...] = ()
-    walked: bool = False
     idle: bool = False
 
 
@@ -188,30 +186,29 @@ class TierVerifier:
     async def _one(self, standing: Standing, names: Names) -> NodeLook | Failure:
         async def question(client: redis.Redis) -> NodeLook:
             server = _Server(client, self.pause)
-            found, walked = await self._found(server, names)
-            return await _look(server, standing, found, walked)
+            return await _look(server, standing, await self._found(server, names))
 
         async with self._limit:
             look: NodeLook | Failure = await self._ask(standing.address, standing.proves, question, LOOK_TIMEOUT_S)
             return look
 
-    async def _found(self, server: _Server, names: Names) -> tuple[Sorted, bool]:
-        """Return a server's names, and whether it was scanned."""
+    async def _found(self, server: _Server, names: Names) -> Sorted:
+        """Return a server's names."""
         if not self.cluster:
-            return await _walk(server, names), True
+            return await _walk(server, names)
         slots = sorted(names.slots)
         counts: dict[int, int] = {}
         for some in parts(slots, SLOTS_AT_ONCE):
             answers = await server.ask([("CLUSTER", "COUNTKEYSINSLOT", slot) for slot in some])
             counts |= {slot: count for slot, count in zip(some, answers, strict=True) if count}
         if any(count > self.names_in_a_slot for count in counts.values()):
-            return await _walk(server, names), True
+            return await _walk(server, names)
         found = Sorted(names)
         for slot, count in counts.items():
             # A margin for keys that arrived after the count.
             (listed,) = await server.ask([("CLUSTER", "GETKEYSINSLOT", slot, count + 256)])
             found.add(listed)
-        return found, False
+        return found
 
     async def _ask(self, address: str, proves: str, question: Question, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         return await ask(address, self.access, question, server_name=proves, timeout_s=timeout_s)
@@ -242,20 +239,16 @@ async def _walk(server: _Server, names: Names) -> Sorted:
             return found
 
 
-async def _look(server: _Server, standing: Standing, found: Sorted, walked: bool) -> NodeLook:
-    tombstones, index, names = len(found.states), len(found.others), tuple(sorted(found.values)[:MAX_NAMES])
-    size = 0
+async def _look(server: _Server, standing: Standing, found: Sorted) -> NodeLook:
+    size, index, names = 0, len(found.others), tuple(sorted(found.values)[:MAX_NAMES])
     if standing.primary is None:
-        tombstones = 0
         for some in parts(sorted(found.states), SLOTS_AT_ONCE):
             answers = await server.ask([("HEXISTS", name, "tombstone") for name in some], errors=True)
-            tombstones += sum(answer == 1 for answer in answers)
-        index += len(found.states) - tombstones
+            index += sum(answer != 1 for answer in answers)
         for some in parts(names, SLOTS_AT_ONCE):
             answers = await server.ask([("STRLEN", name) for name in some], errors=True)
             size += sum(answer for answer in answers if isinstance(answer, int))
-    counts = {"values": len(found.values), "value_bytes": size, "index": index, "tombstones": tombstones}
-    return standing.look(**counts, names=names, walked=walked)
+    return standing.look(values=len(found.values), value_bytes=size, index=index, names=names)
 
 
 async def _peers(client: redis.Redis) -> tuple[Peer, ...]:

@@ -18,9 +18,9 @@ def is_usable(secret: SecretFacts, subjects: Collection[str]) -> bool:
     """Whether a certificate that the operator issued stays: it is whole, of the present authority, not about to expire,
     and for exactly these names."""
     tls = secret.tls
-    if tls is None or tls.problem or not tls.issued_by_it or secret.renewal_due or not secret.issued_by_current_ca:
+    if tls is None or tls.problem or not tls.issued_by_it or secret.renewal_due:
         return False
-    return tls.names == frozenset(subjects)
+    return tls.trusted == {tls.authority} and tls.names == frozenset(subjects)
 
 
 def certificate_shown(world: World, model: CachedModel) -> Finding | None:
