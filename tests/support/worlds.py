@@ -29,14 +29,14 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import (
     EndReclaim,
     ErasureOrder,
-    IsolationQuestion,
     KeepInKms,
     Plan,
     PoolQuestion,
     ProbeBackend,
+    ProbePod,
     Question,
     ReadEvents,
-    ReclaimQuestion,
+    ReclaimFormer,
     ReconcileCluster,
     TendServers,
 )
@@ -103,10 +103,10 @@ class Simulation:
         self.asked: list[str] = []
         self.renderer = Renderer()
         self.pool_questions: list[PoolQuestion] = []
-        self.isolation_questions: list[IsolationQuestion] = []
+        self.isolation_questions: list[ProbePod] = []
         """Questions to probes; the test answers them."""
         self.erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None
-        self.reclaim_questions: list[ReclaimQuestion] = []
+        self.reclaim_questions: list[ReclaimFormer] = []
         """Questions to deletions of former caches; the test answers them."""
         self.ended_reclaims: list[EndReclaim] = []
         self.kms_addresses: tuple[str, ...] = ()
@@ -140,9 +140,9 @@ class Simulation:
         self.topologies = Topologies(self.kube, self.store, self.queue, lambda: True)
         workers: dict[type[Any], Worker] = {
             **dict.fromkeys(get_args(PoolQuestion), lambda _, asked: self.pool_questions.append(asked)),
-            **dict.fromkeys(get_args(IsolationQuestion), lambda _, asked: self.isolation_questions.append(asked)),
+            ProbePod: lambda _, asked: self.isolation_questions.append(asked),
             **dict.fromkeys(get_args(ErasureOrder), lambda where, order: self.erase(where, order)),
-            **dict.fromkeys(get_args(ReclaimQuestion), lambda where, question: self.ask(where, question)),
+            ReclaimFormer: lambda where, question: self.ask(where, question),
             EndReclaim: lambda where, order: self.end(where, order),
             ReadEvents: lambda where, order: finish(self.events.read(where, order)),
             KeepInKms: self.kms.keep,
@@ -153,7 +153,7 @@ class Simulation:
             lambda *tier: self.topologies.forget_untended(*tier),
         )
         self.writer = Writer(
-            self.kube, self.store, self.queue, secret_store, lambda: True, workers, forget_tier
+            self.kube, self.store, self.queue, secret_store, lambda: True, workers, {"CacheTier": forget_tier}
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, secret_store, [NAMESPACE], False)
 
@@ -398,7 +398,7 @@ class Simulation:
         horizon = (self.now - START).total_seconds()
         return [key for key, due in self.queue._due.items() if due <= horizon]
 
-    def ask(self, namespace: str, question: ReclaimQuestion) -> None:
+    def ask(self, namespace: str, question: ReclaimFormer) -> None:
         """Record the questions of a plan to deletions of former caches."""
         self.reclaim_questions.append(question)
 

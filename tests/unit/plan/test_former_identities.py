@@ -12,7 +12,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
-from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer
 from kvstrata.plan.kinds.model_rollback import FIRST_PAUSE_S, keyspaces_in_force
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.renderer import FINGERPRINT
@@ -84,7 +84,7 @@ class Scene:
     def asked(self) -> list[ReclaimFormer]:
         """What was asked for since the last call."""
         asked, self.simulation.reclaim_questions = self.simulation.reclaim_questions, []
-        return [one for one in asked if isinstance(one, ReclaimFormer)]
+        return asked
 
     def answer(self, asked: ReclaimFormer, state: JobState, message: str = "", deleted: Amount = SOME) -> None:
         """Let a round end."""
@@ -245,7 +245,7 @@ def test_a_window_of_nothing_reclaims_at_the_end_of_the_rollout_and_not_before_s
     scene = Scene(rollbackWindow="0s")
     note = scene.simulation.ask
 
-    def ask(namespace: str, question: ReclaimQuestion) -> None:
+    def ask(namespace: str, question: ReclaimFormer) -> None:
         if isinstance(question, ReclaimFormer):
             told = scene.former()[question.cache.identity]
             assert told["unusedSince"] == format_timestamp(question.cache.since)
@@ -353,8 +353,7 @@ def lives(kill: Callable[[Simulation], None]) -> tuple[dict[str, Any], set[tuple
             scene.simulation.come_to_rest()
             if number >= 3:  # time passes and Jobs end for whoever leads next, too
                 step()
-        asked = (one for one in scene.simulation.reclaim_questions if isinstance(one, ReclaimFormer))
-        ordered |= {(one.cache.identity, one.round) for one in asked}
+        ordered |= {(one.cache.identity, one.round) for one in scene.simulation.reclaim_questions}
     return scene.simulation.status("CachedModel", "tiny"), ordered
 
 
@@ -392,15 +391,6 @@ def test_without_a_redis_tier_nothing_waits() -> None:
     simulation.come_to_rest()
     assert "formerIdentities" not in simulation.status("CachedModel", "tiny")
     assert simulation.reclaim_questions == []
-
-
-def test_a_metric_tells_how_many_wait_and_that_none_does(scene: Scene) -> None:
-    assert [one for one in scene.simulation.reclaim_questions if isinstance(one, ReportFormer)] == []
-    scene.replace(NEW)
-    assert scene.simulation.reclaim_questions[-1] == ReportFormer("tiny", 1)
-    scene.simulation.advance(WINDOW_S + 60)
-    scene.answer(scene.asked()[0], JobState.DONE)
-    assert ReportFormer("tiny", 0) in scene.simulation.reclaim_questions
 
 
 def test_a_deletion_of_a_model_that_was_made_anew_is_ended(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.probe import Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.model.probe import ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import ProbePod, ReportIsolation
+from kvstrata.plan.actions import ProbePod
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.probe import AT_ONCE, EVENT, Probing
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod
@@ -172,18 +172,21 @@ async def test_a_failure_that_status_tells_of_is_no_second_event() -> None:
     assert len(scene.events()) == 1
 
 
-def test_a_failure_that_stands_is_shown_by_a_metric() -> None:
-    scene = Simulation()
-    probing = Probing(scene.kube, None, scene.store, scene.queue, lambda: True)  # type: ignore[arg-type]
-    for failed in (False, True, False):
-        probing.show(NAMESPACE, ReportIsolation("told", failed))
+async def test_a_failure_that_stands_is_shown_by_a_metric_until_its_model_is_gone() -> None:
+    def shown() -> list[float]:
         (family,) = metrics.ISOLATION_BROKEN.collect()
-        told = {sample.labels["model"]: sample.value for sample in family.samples}
-        assert told.get("told") == (1 if failed else None)
+        return [one.value for one in family.samples if one.labels == {"namespace": NAMESPACE, "model": "tiny"}]
 
-
-def test_a_model_that_is_gone_is_not_said_to_be_broken_any_more() -> None:
     scene = Scene()
+    scene.probing.show(NAMESPACE, "tiny")
+    assert shown() == []
+    scene.gates.answer = lambda: BAD
+    scene.ask()
+    await scene.over()
+    scene.simulation.come_to_rest()
+    scene.probing.show(NAMESPACE, "tiny")
+    assert shown() == [1.0]
     scene.simulation.delete("CachedModel", "tiny")
     scene.simulation.settle()
-    assert scene.simulation.isolation_questions[-1] == ReportIsolation("tiny", failed=False)
+    scene.probing.show(NAMESPACE, "tiny")
+    assert shown() == []

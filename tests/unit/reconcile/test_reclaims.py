@@ -15,7 +15,7 @@ from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
 from kvstrata.objects.erasure.delete_job import TierDeletion
-from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReportFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer
 from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force
 from kvstrata.reconcile import metrics
@@ -200,7 +200,7 @@ async def test_of_a_model_that_is_gone_nothing_more_is_deleted(scene: Scene) -> 
     await scene.over()
     assert [order.tier.name for order in scene.jobs.made] == ["archive"]
     metrics.RECLAIMS.labels(NAMESPACE, "tiny", "failed").inc()
-    scene.reclaims.ask(NAMESPACE, ReportFormer("tiny", 0))
+    scene.reclaims.show(NAMESPACE, "tiny")
     assert scene.report() is None
     labels = [one.labels for family in metrics.RECLAIMS.collect() for one in family.samples]
     assert "tiny" not in [one["model"] for one in labels if one["namespace"] == NAMESPACE]
@@ -225,8 +225,12 @@ async def test_the_metric_of_what_waits_goes_with_it(scene: Scene) -> None:
         samples = next(iter(metrics.FORMER_IDENTITIES.collect())).samples
         return [one.value for one in samples if one.labels == {"namespace": NAMESPACE, "model": "tiny"}]
 
-    scene.reclaims.ask(NAMESPACE, ReportFormer("tiny", 2))
+    models, without = scene.simulation.store.domain(NAMESPACE).objects["CachedModel"], scene.model
+    status = without.status.model_copy(update={"former_identities": ("one", "another")})
+    models["tiny"] = without.model_copy(update={"status": status})
+    scene.reclaims.show(NAMESPACE, "tiny")
     assert shown() == [2.0]
-    scene.reclaims.ask(NAMESPACE, ReportFormer("tiny", 0))
-    scene.reclaims.ask(NAMESPACE, ReportFormer("tiny", 0))
+    models["tiny"] = without
+    scene.reclaims.show(NAMESPACE, "tiny")
+    scene.reclaims.show(NAMESPACE, "tiny")
     assert shown() == []

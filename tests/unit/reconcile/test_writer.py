@@ -76,6 +76,7 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
         simulation.secret_store,
         lambda: False,
         {},
+        {},
     )
     before = simulation.kube.writes
     with pytest.raises(NotLeadingError):

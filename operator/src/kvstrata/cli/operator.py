@@ -251,7 +251,7 @@ class Operator:
             credentials = CredentialWorker(*acting, self._may_write)
             workers: dict[type[Any], Worker] = {
                 **dict.fromkeys((actions.CarryOutErasure, actions.EndErasure), erasures.take),
-                **dict.fromkeys((actions.ReclaimFormer, actions.ReportFormer), reclaims.ask),
+                actions.ReclaimFormer: reclaims.ask,
                 actions.EndReclaim: reclaims.end,
                 actions.KeepInKms: self._kms.keep,
                 actions.ProbeBackend: backends.begin,
@@ -263,10 +263,12 @@ class Operator:
                 actions.WarmPool: warming.warm,
                 actions.InspectPool: warming.inspect,
                 actions.ProbePod: probing.probe,
-                actions.ReportIsolation: probing.show,
             }
-            forget_tier = (backends.forget_unasked, credentials.forget_unmanaged, topologies.forget_untended)
-            writer = Writer(*acting, self._may_write, workers, forget_tier)
+            followers = {
+                "CacheTier": (backends.forget_unasked, credentials.forget_unmanaged, topologies.forget_untended),
+                "CachedModel": (probing.show, reclaims.show),
+            }
+            writer = Writer(*acting, self._may_write, workers, followers)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, context, self._settings.workers)
             await listener.first_round()

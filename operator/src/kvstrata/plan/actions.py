@@ -88,16 +88,7 @@ class ReadEvents:
     again: Key
 
 
-@dataclass(frozen=True, slots=True)
-class ReportIsolation:
-    """Export whether an isolation failure stands as a metric."""
-
-    model: str
-    failed: bool
-
-
 PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
-IsolationQuestion = ProbePod | ReportIsolation
 
 
 class Decision(NamedTuple):
@@ -332,14 +323,6 @@ class ReclaimFormer:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFormer:
-    """Export a metric: the number of a model's former identities with blocks to delete."""
-
-    model: str
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
 class EndReclaim:
     """Stop the deletion of a former cache and remove its objects, before status reports it."""
 
@@ -353,7 +336,6 @@ class StandBack:
     why: str
 
 
-ReclaimQuestion = ReclaimFormer | ReportFormer
 ErasureOrder = CarryOutErasure | EndErasure
 Question = (
     ReadForeign
@@ -363,9 +345,9 @@ Question = (
     | ReadEvents
     | StandBack
     | PoolQuestion
-    | IsolationQuestion
+    | ProbePod
     | ErasureOrder
-    | ReclaimQuestion
+    | ReclaimFormer
 )
 """Actions that change no object of the plan; their results are facts of a later plan, and no plan waits for them."""
 

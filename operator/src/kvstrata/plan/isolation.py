@@ -22,7 +22,7 @@ from kvstrata.contract.messages.probe import Probed, ProbeOutcome
 from kvstrata.model.pods import Pod
 from kvstrata.model.probe import ProbeReport, Shown
 from kvstrata.model.world import World
-from kvstrata.plan.actions import ProbePod, ReportIsolation
+from kvstrata.plan.actions import ProbePod
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
 KIND = ConditionType.ISOLATION_VERIFIED
@@ -60,20 +60,15 @@ def is_fenced(model: CachedModel) -> bool:
     return failure_stands(model) and model.spec.probe.on_failure is OnProbeFailure.FENCE_REUSE
 
 
-def probes_due(
-    world: World, model: CachedModel, now: datetime
-) -> tuple[tuple[ProbePod | ReportIsolation, ...], float | None]:
+def probes_due(world: World, model: CachedModel, now: datetime) -> tuple[tuple[ProbePod, ...], float | None]:
     """Return the pods to ask now, and the seconds until the next is due; None if no pod can be asked.
 
     A pod is due if its present processes were never asked, after the interval, and soon after changed keyspaces or an
     inconclusive probe. It must have acknowledged the bundle.
     """
-    reported = model.status.probe
-    has_failed = reported is not None and reported.failure is not None
-    exported = (ReportIsolation(model.name, failure_stands(model)),) if has_failed else ()
     committed, never = world.bundles.get(model.name), model.spec.probe.mode is ProbeMode.NEVER or is_fenced(model)
     if never or committed is None or committed.bundle.root.rules.reuse == "Disabled":
-        return exported, None
+        return (), None
     keyspaces, revision = _keyspaces(world, model), committed.bundle.root.revision
     due, next_s = list[ProbePod](), list[float]()
     for pod in world.serving_pods(model.name):
@@ -85,7 +80,7 @@ def probes_due(
             due.append(ProbePod(model.name, pod, revision, keyspaces, READERS))
         else:
             next_s.append(left_s)
-    return (*exported, *due), min(next_s, default=None)
+    return tuple(due), min(next_s, default=None)
 
 
 def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:

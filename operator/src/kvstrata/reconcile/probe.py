@@ -12,7 +12,7 @@ from kvstrata.clients.kube import Kube
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probe import ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import ProbePod, ReportIsolation
+from kvstrata.plan.actions import ProbePod
 from kvstrata.plan.isolation import failure_message, failure_stands
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import Background, Leads, utc_now
@@ -43,12 +43,13 @@ class Probing(Background):
         work = self._probe(namespace, question)
         self._begin(question.pod.uid, work, "a probe of isolation failed, and is asked again", again)
 
-    def show(self, namespace: str, question: ReportIsolation) -> None:
-        if question.failed:
-            metrics.ISOLATION_BROKEN.labels(namespace, question.model).set(1)
-            return
-        with contextlib.suppress(KeyError):
-            metrics.ISOLATION_BROKEN.remove(namespace, question.model)
+    def show(self, namespace: str, name: str) -> None:
+        """Export whether the status of a model reports a failure of isolation."""
+        model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(name)
+        if model is not None and failure_stands(model):
+            metrics.ISOLATION_BROKEN.labels(namespace, name).set(1)
+        else:
+            metrics.ISOLATION_BROKEN.remove(namespace, name)
 
     async def _probe(self, namespace: str, question: ProbePod) -> None:
         async with self._at_once:

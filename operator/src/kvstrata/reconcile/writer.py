@@ -41,7 +41,7 @@ Worker = Callable[[str, Any], Awaitable[None] | None]
 
 class Writer:
     """Carries out plans. `workers` carry out, by type, the actions that the writer does not carry out itself.
-    `forget_tier` are called after each plan of a tier, to drop a worker's state of a tier that is gone."""
+    `followers` are called after each plan of an object of their kind, with its namespace and name."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Writer:
         secret_store: SecretStore,
         leading: Leads,
         workers: Mapping[type[Any], Worker],
-        forget_tier: Iterable[Callable[[str, str], None]] = (),
+        followers: Mapping[str, Iterable[Callable[[str, str], None]]],
     ) -> None:
         self._kube, self._store, self._queue, self._secret_store = kube, store, queue, secret_store
-        self._workers, self._forget_tier = workers, tuple(forget_tier)
+        self._workers, self._followers = workers, followers
         self._events = Events(kube)
         self._served: set[str] = set()
         self._stands_back: dict[str, str] = {}
@@ -108,8 +108,8 @@ class Writer:
             self._queue.add(other)
         if plan.wake_after_s is not None:
             self._queue.add(key, plan.wake_after_s)
-        for forget in self._forget_tier if key.kind == "CacheTier" else ():
-            forget(key.namespace, key.name)
+        for follow in self._followers.get(key.kind, ()):
+            follow(key.namespace, key.name)
 
     def _waiting_for(self, key: Key) -> Iterable[Key]:
         """Return the objects whose status has why a bundle, or the CacheDomain, is not written."""

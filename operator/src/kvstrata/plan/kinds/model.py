@@ -25,7 +25,7 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.objects.mark import marked
 from kvstrata.objects.pod.identity import cache_identity
 from kvstrata.objects.quantities import binary
-from kvstrata.plan.actions import Create, Decision, EnsureSecret, Material, Plan, ReportFormer, ReportIsolation
+from kvstrata.plan.actions import Create, Decision, EnsureSecret, Material, Plan
 from kvstrata.plan.bundle.compile import usable_tiers
 from kvstrata.plan.bundle.enforcement import coverage, rules_are_committed, tiers_are_committed
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
@@ -51,12 +51,11 @@ _FOR_A_PERSON = re.compile(r"does not exist|is malformed|is configured|cannot be
 
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
     model = world.models.get(name)
-    if model is None or model.metadata.deleting:
-        reports = ReportIsolation(name, failed=False), ReportFormer(name, 0)
-        if model is None:
-            return Plan(reports)
+    if model is None:
+        return Plan()
+    if model.metadata.deleting:
         children = () if first(chain.RULES, world, model) else _desired(world, ctx, model)
-        return Plan((*reports, *departure(world, model, children)))
+        return Plan(departure(world, model, children))
     if (held := finalizer_due(model)) is not None:
         return held
     made = without_children(model, _plan(world, ctx, model, now))

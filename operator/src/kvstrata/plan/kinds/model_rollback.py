@@ -24,7 +24,7 @@ from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
-from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer
 from kvstrata.plan.kinds.model_identity import fingerprints, left_fingerprints
 from kvstrata.plan.redis.backend import in_force
 
@@ -43,7 +43,7 @@ class FormerCaches:
     others depend."""
 
     fields: Mapping[str, Any]
-    actions: tuple[EndReclaim | ReclaimQuestion, ...]
+    actions: tuple[EndReclaim | ReclaimFormer, ...]
     wake_after_s: float | None
     urgent: bool
 
@@ -98,10 +98,9 @@ def former_caches(world: World, model: CachedModel, identity: str, now: datetime
         }
     ends = (EndReclaim(cache) for cache in _ends(world, model, reported.values(), judged))
     questions = (one.question for one in stays if one.question is not None)
-    exported = (ReportFormer(model.name, len(entries)),) if reported or entries else ()
     wakes = [one.wake_after_s for one in judged if one.wake_after_s is not None]
     urgent = _marks(entries) != _marks(one.to_kubernetes() for one in reported.values())
-    return FormerCaches(fields, (*ends, *questions, *exported), min(wakes, default=None), urgent)
+    return FormerCaches(fields, (*ends, *questions), min(wakes, default=None), urgent)
 
 
 def reclaimable_tiers(tiers: Iterable[CacheTier]) -> tuple[CacheTier, ...]:

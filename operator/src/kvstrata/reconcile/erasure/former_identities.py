@@ -23,7 +23,7 @@ from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
 from kvstrata.objects.erasure.delete_job import TierDeletion
-from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer
 from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force, reclaimable_tiers
 from kvstrata.reconcile import metrics
@@ -60,15 +60,11 @@ class Reclaims(Background):
         self._store, self._jobs, self._now, self._sleep = store, jobs, now, sleep
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
-    def ask(self, namespace: str, question: ReclaimQuestion) -> None:
-        """Publish the number of waiting caches, or start a round unless one is running."""
-        match question:
-            case ReportFormer():
-                self._show(namespace, question)
-            case ReclaimFormer():
-                failure = "a former cache was not deleted, which is tried again"
-                again = Key("CachedModel", namespace, question.cache.model)
-                self._begin(question.cache.order, self._reclaim(namespace, question), failure, again)
+    def ask(self, namespace: str, question: ReclaimFormer) -> None:
+        """Start a round unless one is running."""
+        failure = "a former cache was not deleted, which is tried again"
+        again = Key("CachedModel", namespace, question.cache.model)
+        self._begin(question.cache.order, self._reclaim(namespace, question), failure, again)
 
     async def end(self, namespace: str, order: EndReclaim) -> None:
         """Stop deleting a former cache, and forget it. Raises KubeError and NotLeadingError. Its Jobs are gone or
@@ -77,15 +73,17 @@ class Reclaims(Background):
         await self._jobs.remove(order.cache.order)
         self._forget(namespace, lambda known: known.order == order.cache.order)
 
-    def _show(self, namespace: str, question: ReportFormer) -> None:
-        if question.waiting:
-            metrics.FORMER_IDENTITIES.labels(namespace, question.model).set(question.waiting)
+    def show(self, namespace: str, name: str) -> None:
+        """Export how many caches of a model wait by its status, and forget those of a model that is gone."""
+        model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(name)
+        if model is not None and (waiting := len(model.status.former_identities)):
+            metrics.FORMER_IDENTITIES.labels(namespace, name).set(waiting)
             return
-        metrics.FORMER_IDENTITIES.remove(namespace, question.model)
-        if question.model not in self._store.domain(namespace).objects["CachedModel"]:
-            self._forget(namespace, lambda known: known.model == question.model)
+        metrics.FORMER_IDENTITIES.remove(namespace, name)
+        if model is None:
+            self._forget(namespace, lambda known: known.model == name)
             for counter in (metrics.RECLAIMED_BLOCKS, metrics.RECLAIMED_BYTES, metrics.RECLAIMS):
-                counter.remove_by_labels({"namespace": namespace, "model": question.model})
+                counter.remove_by_labels({"namespace": namespace, "model": name})
 
     async def _reclaim(self, namespace: str, question: ReclaimFormer) -> None:
         cache = question.cache
