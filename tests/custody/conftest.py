@@ -11,7 +11,7 @@ import pytest
 from kvstrata.clients import transit
 from kvstrata.clients.transit import TransitClient
 from tests.custody.bao_server import MOUNT, BaoServer
-from tests.custody.token_file import TokenFile
+from tests.custody.token_file import OpenedClient, TokenFile
 
 
 @pytest.fixture(autouse=True)
@@ -36,5 +36,5 @@ def token_file(bao: BaoServer, tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client(bao: BaoServer, token_file: Path) -> AsyncIterator[TransitClient]:
-    async with TransitClient(bao.address, bao.authority_pem, TokenFile(token_file), mount=MOUNT) as found:
+    async with OpenedClient(bao.address, bao.authority_pem, TokenFile(token_file), mount=MOUNT) as found:
         yield found

@@ -21,7 +21,7 @@ from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.wrapped_keys import COMPONENT, WrappedKey, WrappedKeys, wrapping_key
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import unlock
-from tests.custody.token_file import TokenFile
+from tests.custody.token_file import OpenedClient, TokenFile
 from tests.support.memory_kube import MemoryKube
 from tests.support.worlds import Killed
 
@@ -211,7 +211,7 @@ async def test_another_mount_of_the_same_service_cannot_either(
     bao.admin("POST", "sys/mounts/elsewhere", {"type": "transit"})
     try:
         root_token(tmp_path / "root", bao)
-        async with TransitClient(
+        async with OpenedClient(
             bao.address, bao.authority_pem, TokenFile(tmp_path / "root"), mount="elsewhere"
         ) as client:
             assert (await custody_of(client).destroy([ACME])).whole()[ACME].why_not is Undestroyed.ANOTHER_KMS

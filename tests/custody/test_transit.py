@@ -17,7 +17,7 @@ from aiohttp import web
 from kvstrata.clients.transit import AT_ONCE, KmsError, KmsFailure, TransitClient
 from kvstrata.clients.transit_tokens import KubernetesLogin
 from tests.custody.bao_server import MOUNT, BaoServer
-from tests.custody.token_file import TokenFile
+from tests.custody.token_file import OpenedClient, TokenFile
 from tests.tiers.certificates import Authority
 
 ACCOUNT = "system:serviceaccount:kvstrata-system:kvstrata"
@@ -95,7 +95,7 @@ class TestFailuresHaveNames:
 
     async def test_a_mount_that_is_not_there_is_no_absent_key(self, bao: BaoServer, token_file: Path) -> None:
         put(token_file, bao.token(policies=["root"], no_default_policy=False))
-        async with TransitClient(bao.address, bao.authority_pem, TokenFile(token_file), mount="elsewhere") as lost:
+        async with OpenedClient(bao.address, bao.authority_pem, TokenFile(token_file), mount="elsewhere") as lost:
             with fails(KmsFailure.NO_MOUNT):
                 await lost.is_copyable("kvstrata-a")
 
@@ -118,7 +118,7 @@ class TestFailuresHaveNames:
     async def test_no_token(self, bao: BaoServer, tmp_path: Path) -> None:
         put(tmp_path / "empty", "\n")
         for name in ("empty", "absent"):
-            async with TransitClient(bao.address, bao.authority_pem, TokenFile(tmp_path / name), mount=MOUNT) as lost:
+            async with OpenedClient(bao.address, bao.authority_pem, TokenFile(tmp_path / name), mount=MOUNT) as lost:
                 with fails(KmsFailure.NO_TOKEN):
                     await lost.is_copyable("kvstrata-a")
 
@@ -136,7 +136,7 @@ class TestFailuresHaveNames:
 
     async def test_a_certificate_of_another_authority(self, bao: BaoServer, token_file: Path, tmp_path: Path) -> None:
         other = Authority(tmp_path).file.read_bytes()
-        async with TransitClient(bao.address, other, TokenFile(token_file), mount=MOUNT) as lost:
+        async with OpenedClient(bao.address, other, TokenFile(token_file), mount=MOUNT) as lost:
             with fails(KmsFailure.TLS_FAILED, said(token_file)):
                 await lost.is_copyable("kvstrata-a")
 
@@ -144,7 +144,7 @@ class TestFailuresHaveNames:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             address = f"https://127.0.0.1:{unused.getsockname()[1]}"
-            async with TransitClient(address, bao.authority_pem, TokenFile(token_file), mount=MOUNT) as lost:
+            async with OpenedClient(address, bao.authority_pem, TokenFile(token_file), mount=MOUNT) as lost:
                 with fails(KmsFailure.UNREACHABLE):
                     await lost.is_copyable("kvstrata-a")
 
@@ -197,7 +197,7 @@ async def test_what_is_no_such_service_never_says_that_a_key_is_gone(what: str, 
     put(tmp_path / "token", "s.verysecret")
     async with (
         strange_service(tmp_path, answer) as (address, authority),
-        TransitClient(address, authority, TokenFile(tmp_path / "token")) as client,
+        OpenedClient(address, authority, TokenFile(tmp_path / "token")) as client,
     ):
         with fails(reason, "s.verysecret"):
             await client.is_copyable("kvstrata-a")
@@ -207,7 +207,7 @@ async def test_one_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     put(tmp_path / "token", "s.verysecret")
     async with (
         strange_service(tmp_path, lambda _: web.Response(), never=True) as (address, authority),
-        TransitClient(address, authority, TokenFile(tmp_path / "token"), timeout_s=0.5) as client,
+        OpenedClient(address, authority, TokenFile(tmp_path / "token"), timeout_s=0.5) as client,
     ):
         with fails(KmsFailure.TIMEOUT):
             await client.is_copyable("kvstrata-a")
@@ -253,7 +253,7 @@ async def test_many_who_ask_at_once_share_one_login_also_after_a_revocation_and_
     service = Logins()
     async with strange_service(tmp_path, service.answer) as (address, authority):
         login = KubernetesLogin("kvstrata", tmp_path / "account")
-        async with TransitClient(address, authority, login) as client:
+        async with OpenedClient(address, authority, login) as client:
 
             async def ask() -> None:
                 await asyncio.gather(*(client.is_copyable("kvstrata-a") for _ in range(AT_ONCE)))
@@ -321,7 +321,7 @@ async def test_a_service_account_logs_in_and_its_token_is_renewed_in_time(bao: B
         }
         await asyncio.to_thread(bao.admin, "POST", "auth/kubernetes/role/kvstrata", role)
         login = KubernetesLogin("kvstrata", tmp_path / "account", monotonic=lambda: clock[0])
-        async with TransitClient(bao.address, bao.authority_pem, login, mount=MOUNT) as client:
+        async with OpenedClient(bao.address, bao.authority_pem, login, mount=MOUNT) as client:
             await client.make("kvstrata-k")
             assert len(reviewed) == 1, "one login serves several requests"
             clock[0] = 61.0
@@ -332,6 +332,6 @@ async def test_a_service_account_logs_in_and_its_token_is_renewed_in_time(bao: B
             assert await client.is_copyable("kvstrata-k") is not None
             assert await login.token(client) != first
         stranger = KubernetesLogin("another-role", tmp_path / "account")
-        async with TransitClient(bao.address, bao.authority_pem, stranger, mount=MOUNT) as client:
+        async with OpenedClient(bao.address, bao.authority_pem, stranger, mount=MOUNT) as client:
             with fails(KmsFailure.REFUSED, account):
                 await client.is_copyable("kvstrata-k")

@@ -12,6 +12,16 @@ from kvstrata.clients.transit_tokens import read_token
 READ_EVERY_S = 60.0
 
 
+class OpenedClient(TransitClient):
+    """A client that is closed at the end of its context."""
+
+    async def __aenter__(self) -> TransitClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
 class TokenFile:
     """A token in a file, read again every minute and when it is refused. `monotonic` returns seconds."""
 

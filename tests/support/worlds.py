@@ -69,6 +69,11 @@ CONTEXT = BuildContext(sidecar_image="sidecar:1", redis_image="redis:8")
 MAX_STEPS = 1500
 
 
+def is_empty(plan: Plan) -> bool:
+    """Whether a plan writes nothing."""
+    return not (plan.apply or plan.statuses or [one for one in plan.actions if not isinstance(one, Question)])
+
+
 def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine that never suspends."""
     try:
@@ -363,7 +368,7 @@ class Simulation:
     def unsettled(self) -> dict[str, Plan]:
         """Every key whose plan would still write something."""
         plans = {key: plan(self.world, CONTEXT, key, self.now) for key in set(self.store.all_keys())}
-        return {str(key): made for key, made in plans.items() if not made.empty and not self._writes_nothing(made)}
+        return {str(key): made for key, made in plans.items() if not is_empty(made) and not self._writes_nothing(made)}
 
     def _writes_nothing(self, made: Plan) -> bool:
         children = self.world.children

@@ -24,9 +24,11 @@ from kvstrata.cli.size.estimate import (
     Cache,
     Machine,
     Tier,
+    Workload,
     bytes_per_token,
-    context_bytes,
+    figures,
     kv_dtype,
+    layer_bytes,
     prefill_flop,
 )
 from kvstrata.contract.store.block_value import value_bytes
@@ -115,11 +117,9 @@ def test_a_token_uses_its_experts_only(name: str, billions: float) -> None:
     [("gpt-oss-120b", 36_864), ("Gemma-3-27B", 81_920), ("Gemma-2-9B", 172_032), ("Mistral-7B-v0.1", 0)],
 )
 def test_past_the_window_the_engine_keeps_a_token_in_the_other_layers(name: str, bytes_past_window: int) -> None:
-    architecture = read_config(CONFIGS[name])
-    window = architecture.window_tokens
-    inside, outside = (context_bytes(architecture, tokens, 2) for tokens in (window, window + 1000))
-    assert inside == window * bytes_per_token(architecture, 2)
-    assert outside - inside == 1000 * bytes_past_window
+    cache = Cache(read_config(CONFIGS[name]), "bfloat16")
+    found = {one.key: one.value for one in figures(cache, Workload(), Machine())}
+    assert found["engineBytesPastWindow"] == bytes_past_window
 
 
 def test_layers_without_attention_keep_no_tokens() -> None:
@@ -131,11 +131,9 @@ def test_layers_without_attention_keep_no_tokens() -> None:
 
 def test_ranks_share_heads_or_copy_them_and_store_mla_once() -> None:
     llama, deepseek = read_config(CONFIGS["Llama-3.1-8B"]), read_config(CONFIGS["DeepSeek-V3"])
-    assert [context_bytes(llama, 1, 2, ranks) for ranks in (1, 2, 8, 16)] == [131_072, 65_536, 16_384, 16_384]
+    assert [32 * layer_bytes(llama, 2, ranks) for ranks in (1, 2, 8, 16)] == [131_072, 65_536, 16_384, 16_384]
     assert [bytes_per_token(llama, 2, ranks) for ranks in (1, 8, 16)] == [131_072, 131_072, 262_144]
-    assert {(context_bytes(deepseek, 1, 2, ranks), bytes_per_token(deepseek, 2, ranks)) for ranks in (1, 8)} == {
-        (70_272, 70_272)
-    }
+    assert {bytes_per_token(deepseek, 2, ranks) for ranks in (1, 8)} == {70_272}
     with pytest.raises(ConfigError, match="3 ranks cannot share 8 KV heads evenly"):
         bytes_per_token(llama, 2, 3)
 

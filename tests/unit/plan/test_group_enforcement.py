@@ -11,7 +11,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.kinds.group import plan_group
 from tests.support.objects import NAMESPACE, cpu_tier, group, model, pod, policy, pool
-from tests.support.worlds import Simulation
+from tests.support.worlds import Simulation, is_empty
 
 GROUP, POLICY = "TenantGroup", "TenantCachePolicy"
 LAB = Key(GROUP, NAMESPACE, "lab")
@@ -158,4 +158,4 @@ def test_a_bundle_is_planned_again_while_the_group_is_not_in_it() -> None:
 def test_a_group_at_rest_has_nothing_to_do(pools: tuple[str, ...]) -> None:
     simulation = at_rest(*lab("a", "b"), *(pool(name, "a", "b") for name in pools))
     assert simulation.condition(GROUP, "lab", "Enforced") == ENFORCED
-    assert simulation.step(LAB).empty
+    assert is_empty(simulation.step(LAB))

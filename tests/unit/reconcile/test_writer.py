@@ -22,7 +22,7 @@ from kvstrata.reconcile.loop import plan
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError, Writer
 from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, model, older_tier, pod, policy, pool, redis_tier
-from tests.support.worlds import CONTEXT, Simulation, finish
+from tests.support.worlds import CONTEXT, Simulation, finish, is_empty
 
 TINY = Key(BUNDLE, NAMESPACE, "tiny")
 
@@ -68,7 +68,7 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
     name = {"TenantCachePolicy": "acme", "CacheDomain": "default"}.get(kind, "tiny")
     key = Key(kind, NAMESPACE, name)
     made = plan(simulation.world, CONTEXT, key, simulation.now)
-    assert not made.empty
+    assert not is_empty(made)
     writer = Writer(
         simulation.kube,
         simulation.store,

@@ -120,12 +120,6 @@ class TransitClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def __aenter__(self) -> TransitClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Close the client: pending and later requests fail with `DISCONNECTED`."""
         self._closed = True

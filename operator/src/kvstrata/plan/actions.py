@@ -378,7 +378,3 @@ class Plan:
     enqueue: tuple[Key, ...] = ()
     wake_after_s: float | None = None
     needs: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        return not (self.apply or self.statuses or [a for a in self.actions if not isinstance(a, Question)])

@@ -48,14 +48,6 @@ def bytes_per_token(architecture: Architecture, element_bytes: int, tensor_paral
     return architecture.kv_layers * layer_bytes(architecture, element_bytes, tensor_parallel) * stored_ranks
 
 
-def context_bytes(architecture: Architecture, tokens: int, element_bytes: int, tensor_parallel: int = 1) -> int:
-    """Return the bytes that a context takes in the engine's memory of one rank, where layers with a window keep no more
-    than it. The constant states of other layers are not in it."""
-    of_layers = architecture.full_layers * tokens
-    of_layers += architecture.window_layers * min(tokens, architecture.window_tokens or tokens)
-    return of_layers * layer_bytes(architecture, element_bytes, tensor_parallel)
-
-
 def prefill_flop(architecture: Architecture, tokens: int) -> int:
     """Return the floating-point operations that compute a prompt: two for each active parameter and token, and two for
     each pair of positions in each dimension of queries and values."""
@@ -209,7 +201,7 @@ def _of_model(cache: Cache) -> Iterator[Figure]:
     yield figure("bytesPerToken", "KV of a token in tiers", cache.token_bytes, "bytes")
     chunk_bytes = cache.token_bytes * cache.chunk_tokens
     yield figure("bytesPerChunk", f"KV of a chunk of {cache.chunk_tokens} tokens", chunk_bytes, "bytes")
-    in_rank = context_bytes(model, 1, cache.element_bytes, cache.ranks)
+    in_rank = model.kv_layers * layer_bytes(model, cache.element_bytes, cache.ranks)
     if cache.ranks > 1:
         yield figure(
             "engineBytesPerToken", f"KV of a token in each of the engine's {cache.ranks} ranks", in_rank, "bytes"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
-from kvstrata.plan.budgets.classification import Snapshot, shared_scopes
+from kvstrata.plan.budgets.classification import shared_scopes
 
 
 def retentions_in(world: World, policy: TenantCachePolicy, scope: Scope) -> Mapping[str, int]:
@@ -34,7 +34,7 @@ def shared_retentions(world: World) -> Mapping[Scope, Mapping[str, int]]:
                 shortest |= {tier: min(most_s, shortest.get(tier, most_s)) for tier, most_s in own.items()}
         return found
 
-    return world.memo.get(shared_retentions, world.namespace, (Snapshot(world),), find)
+    return world.memo.get(shared_retentions, world.namespace, (world,), find)
 
 
 def retention_sharers(world: World, *policies: TenantCachePolicy) -> frozenset[str]:
