@@ -16,10 +16,11 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
 from kvstrata.plan.redis.cluster import cluster_state
 from kvstrata.plan.redis.topology import MoveOrder
+from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.redis import topology as module
 from kvstrata.reconcile.redis.topology import Topologies
-from kvstrata.reconcile.redis.topology_events import MoveCount
+from kvstrata.reconcile.redis.topology_events import TopologyEvents
 from kvstrata.reconcile.store import Store
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
@@ -98,15 +99,11 @@ def test_status_and_metrics_move_while_slots_do(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_slots_that_are_only_closed_have_not_moved() -> None:
-    told: list[int] = []
-    count = MoveCount((NAMESPACE, "counted"), told.append)
+    events = TopologyEvents(Events(MemoryKube()), NAMESPACE, "counted", lambda: None)
     moves, closes = (
         MoveOrder("a", target, ((0, 9),), atomic=False, drops=False, movable_bytes=1) for target in ("b", "a")
     )
-    count.take(moves, 4, 0)
-    count.take(closes, 3, 0)
-    count.take(moves, 0, 1)
-    count.take(moves, 2, 0)
-    assert told == [4, 6]
+    told = [events.moved(*more) for more in ((moves, 4, 0), (closes, 3, 0), (moves, 0, 1), (moves, 2, 0))]
+    assert told == [4, 4, 4, 6]
     assert counted("slots_moved_total", "counted") == 6
     assert counted("moved_values_dropped_total", "counted") == 1

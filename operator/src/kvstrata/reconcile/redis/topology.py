@@ -30,12 +30,12 @@ from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod, SlotRange
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis import topology
-from kvstrata.plan.redis.topology import Step, Verdict
+from kvstrata.plan.redis.topology import MoveOrder, Step, Verdict
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.queue import WorkQueue
-from kvstrata.reconcile.redis.topology_events import MoveCount, TopologyEvents
+from kvstrata.reconcile.redis.topology_events import TopologyEvents
 from kvstrata.reconcile.secrets import SecretMissingError, secret_value
 from kvstrata.reconcile.store import Store
 
@@ -271,15 +271,13 @@ class _Tending:
         """Carry out a step's orders in parallel; interrupted ones continue after the next look."""
         access = nodes.access
         mover = SlotMover(nodes.dial, lambda: (access.username or "default", access.password or ""), self._may_write)
-        take = MoveCount((self._namespace, self.order.tier), self._note_moved).take
-        moves = (mover.carry_out(order, cluster, partial(take, order)) for order in step.moves)
+        moves = (mover.carry_out(order, cluster, partial(self._note_moved, order)) for order in step.moves)
         return "; ".join(filter(None, await asyncio.gather(*moves)))
 
-    def _note_moved(self, slots: int) -> None:
-        self.events.moved(slots)
-        clusters = self._store.domain(self._namespace).clusters
-        if (known := clusters.get(self.order.tier)) is not None:
-            clusters[self.order.tier] = replace(known, moved=slots)
+    def _note_moved(self, order: MoveOrder, slots: int, dropped: int) -> None:
+        moved, clusters = self.events.moved(order, slots, dropped), self._store.domain(self._namespace).clusters
+        if (known := clusters.get(self.order.tier)) is not None and moved > known.moved:
+            clusters[self.order.tier] = replace(known, moved=moved)
             self._queue.add(self._key, REPORT_MOVES_S)
 
     async def _evict(self, pod: ServerPod) -> str:

@@ -42,7 +42,7 @@ class TopologyEvents:
     def __init__(self, events: Events, namespace: str, name: str, tier: Callable[[], CacheTier | None]) -> None:
         self._events, self._where, self._tier = events, (namespace, name), tier
         self._before: Cluster | None = None
-        self._to_move = 0
+        self._to_move = self._moved = 0
         self._moving = self._replacing = self._served = self._is_being_formed = False
         self._ordered: dict[str, tuple[str, float]] = {}
         """By node id, the cause of an ordered failover, and when."""
@@ -56,7 +56,7 @@ class TopologyEvents:
         metrics.SLOTS_UNCOVERED.labels(*self._where).set(verdict.uncovered)
         metrics.REPLICAS_MISSING.labels(*self._where).set(verdict.replicas_missing)
         metrics.PODS_TO_REPLACE.labels(*self._where).set(verdict.pods_to_replace)
-        self._served = self._served and not verdict.empty
+        self._served, self._moved = self._served and not verdict.empty, 0
         if not cluster.servers:
             return
         before, self._before = self._before, cluster
@@ -68,11 +68,18 @@ class TopologyEvents:
                 await self._publish_formed("all slots are given out, which was begun before")
             # Otherwise the slots to move are unknown, or wait for a repair.
             self._to_move = verdict.slots_to_move
-            self.moved(0)
+            metrics.SLOTS_TO_MOVE.labels(*self._where).set(self._to_move)
             await self._publish_work(verdict)
 
-    def moved(self, slots: int) -> None:
-        metrics.SLOTS_TO_MOVE.labels(*self._where).set(max(0, self._to_move - slots))
+    def moved(self, order: MoveOrder, slots: int, dropped: int) -> int:
+        """Count further slots and dropped values of an order; return how many slots have moved since the look."""
+        metrics.MOVE_DROPPED.labels(*self._where).inc(dropped)
+        # A slot with the same source and target was only closed.
+        if order.source != order.target:
+            metrics.SLOTS_MOVED.labels(*self._where).inc(slots)
+            self._moved += slots
+            metrics.SLOTS_TO_MOVE.labels(*self._where).set(max(0, self._to_move - self._moved))
+        return self._moved
 
     async def done(self, step: Step) -> None:
         lost = SLOTS if self.forms_again(step) else self.lost_with(step)
@@ -162,22 +169,3 @@ class TopologyEvents:
         tier = self._tier()
         if tier is not None:
             await self._events.publish(tier, reason, message, warning=warning or lost > 0)
-
-
-class MoveCount:
-    """Counts the moves of one step, for a tier given by namespace and name. `on_moved` gets the number of moved slots
-    whenever it grows."""
-
-    def __init__(self, where: tuple[str, str], on_moved: Callable[[int], None]) -> None:
-        self._slots, self._dropped = metrics.SLOTS_MOVED.labels(*where), metrics.MOVE_DROPPED.labels(*where)
-        self._on_moved = on_moved
-        self._moved = 0
-
-    def take(self, order: MoveOrder, slots: int, dropped: int) -> None:
-        """Count further slots and dropped values of an order."""
-        self._dropped.inc(dropped)
-        # A slot with the same source and target was only closed.
-        if slots and order.source != order.target:
-            self._slots.inc(slots)
-            self._moved += slots
-            self._on_moved(self._moved)
