@@ -121,9 +121,6 @@ class GateClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()

@@ -95,7 +95,9 @@ class SecretStore:
         if version and version < domain.versions.of(slot):
             return
         owners = frozenset(owner["uid"] for owner in raw["metadata"].get("ownerReferences") or ())
-        parent = _marked_parent(domain, raw)
+        parent = mark.parent_of(raw)
+        if parent is not None and not mark.holds(domain.mark_key, raw, parent):
+            parent = None
         if not owners and parent is None:
             self.forget(domain, name, version)
             return
@@ -302,12 +304,6 @@ class SecretStore:
                 return passwords.made(order.domain, there, self._password)
             case Material.SERVER_CERTIFICATE:
                 return self._issued(order) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
-
-
-def _marked_parent(domain: DomainStore, raw: Mapping[str, Any]) -> mark.Parent | None:
-    """Return the parent that a mark of a Secret proves, or None."""
-    parent = mark.parent_of(raw)
-    return parent if parent is not None and mark.holds(domain.mark_key, raw, parent) else None
 
 
 def _built(
