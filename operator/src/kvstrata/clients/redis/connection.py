@@ -26,7 +26,7 @@ class ServerAwayError(Exception):
 
 
 class MoveFailedError(Exception):
-    """A move of slots cannot go on. The message names server and slot; the next look finds the remaining work."""
+    """A move of slots cannot continue. The message names server and slot; the next look finds the remaining work."""
 
 
 class ServerLine:
