@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.actions import InspectPool, Question, ReadSource, RenderPool, WarmPool
 from tests.support.objects import NAMESPACE
 
 if TYPE_CHECKING:
     from tests.support.worlds import Simulation
 
 
-def answer_for_pools(simulation: Simulation, question: PoolQuestion) -> None:
+def answer_for_pools(simulation: Simulation, question: Question) -> None:
     """Turn a question into the fact that its answer is, at once, and have the pool planned again."""
     match question:
         case ReadSource():

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.kube import KubeError
@@ -27,18 +27,23 @@ from kvstrata.objects import names
 from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import (
+    CarryOutErasure,
+    EndErasure,
     EndReclaim,
     ErasureOrder,
+    InspectPool,
     KeepInKms,
     Plan,
-    PoolQuestion,
     ProbeBackend,
     ProbePod,
     Question,
     ReadEvents,
+    ReadSource,
     ReclaimFormer,
     ReconcileCluster,
+    RenderPool,
     TendServers,
+    WarmPool,
 )
 from kvstrata.plan.ownership import has_our_label
 from kvstrata.reconcile.events import EventReader
@@ -107,7 +112,7 @@ class Simulation:
         self.servers: dict[str, SimulatedServer] = {}
         self.asked: list[str] = []
         self.renderer = Renderer()
-        self.pool_questions: list[PoolQuestion] = []
+        self.pool_questions: list[Question] = []
         self.isolation_questions: list[ProbePod] = []
         """Questions to probes; the test answers them."""
         self.erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None
@@ -143,10 +148,11 @@ class Simulation:
         self.events = EventReader(self.kube, self.store, self.queue, lambda: self.now)
         self.credentials = CredentialWorker(self.kube, self.store, self.queue, secret_store, lambda: True)
         self.topologies = Topologies(self.kube, self.store, self.queue, lambda: True)
+        of_pools = ReadSource, RenderPool, WarmPool, InspectPool
         workers: dict[type[Any], Worker] = {
-            **dict.fromkeys(get_args(PoolQuestion), lambda _, asked: self.pool_questions.append(asked)),
+            **dict.fromkeys(of_pools, lambda _, asked: self.pool_questions.append(asked)),
             ProbePod: lambda _, asked: self.isolation_questions.append(asked),
-            **dict.fromkeys(get_args(ErasureOrder), lambda where, order: self.erase(where, order)),
+            **dict.fromkeys((CarryOutErasure, EndErasure), lambda where, order: self.erase(where, order)),
             ReclaimFormer: lambda where, question: self.ask(where, question),
             EndReclaim: lambda where, order: self.end(where, order),
             ReadEvents: lambda where, order: finish(self.events.read(where, order)),

@@ -22,7 +22,7 @@ from kvstrata.contract.messages.pools import (
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pools import RenderReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.actions import InspectPool, Question, ReadSource, RenderPool, WarmPool
 from kvstrata.reconcile import pools as module
 from kvstrata.reconcile.pools import Warming
 from tests.support.objects import NAMESPACE, config_map, cpu_tier, model, pod, pool
@@ -83,12 +83,12 @@ class Scene:
         assert (token, audience) == ("token", "kvstrata-ack")
         return TokenIdentity(f"system:serviceaccount:{NAMESPACE}:kvs-tiny", self.bound_to)
 
-    async def asked(self, *questions: PoolQuestion) -> None:
+    async def asked(self, *questions: Question) -> None:
         for question in questions:
             self.ask(question)
         await self.over()
 
-    def ask(self, question: PoolQuestion) -> None:
+    def ask(self, question: Question) -> None:
         match question:
             case ReadSource():
                 self.warming.read(NAMESPACE, question)

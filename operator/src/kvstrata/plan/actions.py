@@ -26,14 +26,26 @@ def bundle_keys(world: World) -> tuple[Key, ...]:
     return tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models))
 
 
+class Action:
+    """A part of a plan that is carried out before its objects are written."""
+
+    __slots__ = ()
+
+
+class Question(Action):
+    """An action that changes no object of the plan; its result is a fact of a later plan, and no plan waits for it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class ReadSource:
+class ReadSource(Question):
     name: str
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class RenderPool:
+class RenderPool(Question):
     """Ask a pod to name the chunks of prefixes, one after the other. `pool` is the object that is planned again with
     the answers, of kind `asker` (a pool or an invalidation)."""
 
@@ -44,7 +56,7 @@ class RenderPool:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmPool:
+class WarmPool(Question):
     """Have a pod compute prefixes of a pool's version, one after the other.
 
     The version's keyspace begins with `scope`, and `manifest` is its digest. `timeout_s` is per prefix, and `at_once`
@@ -62,14 +74,14 @@ class WarmPool:
 
 
 @dataclass(frozen=True, slots=True)
-class InspectPool:
+class InspectPool(Question):
     pool: str
     pool_uid: str
     pod: Pod
 
 
 @dataclass(frozen=True, slots=True)
-class ProbePod:
+class ProbePod(Question):
     """Have a pod probe isolation under `revision` or a later one, in at most `readers` foreign scopes. `keyspaces` is a
     digest of those in that revision's bundle."""
 
@@ -81,14 +93,13 @@ class ProbePod:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadEvents:
+class ReadEvents(Question):
     """Read the warnings about the object with this UID, then plan `again`."""
 
     uid: str
     again: Key
 
 
-PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
 
 
 class Decision(NamedTuple):
@@ -117,7 +128,7 @@ class Material(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EnsureSecret:
+class EnsureSecret(Action):
     """Create a Secret with fresh material; `renew` also replaces unusable material of an existing one, but no password.
 
     `for_peers`: the certificate is valid for clients too. `domain` limits the keys of a Redis tier's users. A Secret of
@@ -141,7 +152,7 @@ class EnsureSecret:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
+class TakeBack(Action):
     """Give a Secret its owner reference, and a mark of its content."""
 
     name: str
@@ -149,7 +160,7 @@ class TakeBack:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepInKms:
+class KeepInKms(Action):
     """Have the KMS wrap a data key for each of `epochs` without one, and delete the wrapping keys of `spent`."""
 
     epochs: tuple[str, ...] = ()
@@ -157,7 +168,7 @@ class KeepInKms:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitBundle:
+class CommitBundle(Action):
     """Write a model's bundle: changed shards into their free slots, then the root, conditionally.
 
     `shards` and `pool_shards` hold changed shards by index; `resource_version` is the root's, None to create it;
@@ -178,7 +189,7 @@ class CommitBundle:
 
 
 @dataclass(frozen=True, slots=True)
-class EmptySecrets:
+class EmptySecrets(Action):
     """Remove contents that no reader needs from Secrets of a model's bundle, each if still at its version."""
 
     model: str
@@ -187,7 +198,7 @@ class EmptySecrets:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeBackend:
+class ProbeBackend(Question):
     """Check all requirements of an external Redis server for the domain with this id."""
 
     tier: str
@@ -212,7 +223,7 @@ class Turn(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSecret:
+class TurnSecret(Action):
     """Take one step with a Secret of credentials, if it is still at `resource_version`. `domain`, `honours`,
     `dns_names` and `for_peers` are as in EnsureSecret."""
 
@@ -244,7 +255,7 @@ class ManagedServer:
 
 
 @dataclass(frozen=True, slots=True)
-class TendServers:
+class TendServers(Question):
     """Send the orders, by server name, then read the credentials of all servers of a managed tier.
 
     The Secrets are read at that moment; `tls_secret` is None in plain text. `foreign_tls`: the latter is its user's,
@@ -260,7 +271,7 @@ class TendServers:
 
 
 @dataclass(frozen=True, slots=True)
-class ReconcileCluster:
+class ReconcileCluster(Question):
     """Keep the servers of a managed cluster, at this port of its pods, at `goal` until the next order for the tier."""
 
     tier: str
@@ -276,21 +287,25 @@ class _OfObject:
     uid: str
 
 
-class CarryOutErasure(_OfObject):
+class ErasureOrder(_OfObject, Question):
+    """An order about the erasure that the object orders."""
+
+
+class CarryOutErasure(ErasureOrder):
     """Start the erasure that the object of this UID orders, or wake the running one. The object is an eager
     invalidation, or a deleted policy that can have none."""
 
 
-class EndErasure(_OfObject):
+class EndErasure(ErasureOrder):
     """Remove the record of a finished erasure, then the finalizer of the invalidation."""
 
 
-class Remove(_OfObject):
+class Remove(_OfObject, Action):
     """Delete the object if it still has this UID."""
 
 
 @dataclass(frozen=True, slots=True)
-class SetFinalizers:
+class SetFinalizers(Action):
     """Set the finalizers of the planned object, if it is still at `resource_version`. `unproven` is logged when an
     object goes without the receipt that it should leave."""
 
@@ -300,14 +315,14 @@ class SetFinalizers:
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class Create(Action):
     """Create an object that users may also write; it is never applied over theirs."""
 
     body: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadForeign:
+class ReadForeign(Question):
     """Check whether foreign objects, by kind and name, still hold names that the planned object needs."""
 
     slots: tuple[tuple[str, str], ...]
@@ -315,7 +330,7 @@ class ReadForeign:
 
 
 @dataclass(frozen=True, slots=True)
-class ReclaimFormer:
+class ReclaimFormer(Question):
     """Run a round of the deletion of a former cache from all Redis tiers of the namespace."""
 
     cache: FormerCache
@@ -323,47 +338,17 @@ class ReclaimFormer:
 
 
 @dataclass(frozen=True, slots=True)
-class EndReclaim:
+class EndReclaim(Action):
     """Stop the deletion of a former cache and remove its objects, before status reports it."""
 
     cache: FormerCache
 
 
 @dataclass(frozen=True, slots=True)
-class StandBack:
+class StandBack(Question):
     """Report that another installation serves the namespace."""
 
     why: str
-
-
-ErasureOrder = CarryOutErasure | EndErasure
-Question = (
-    ReadForeign
-    | ProbeBackend
-    | TendServers
-    | ReconcileCluster
-    | ReadEvents
-    | StandBack
-    | PoolQuestion
-    | ProbePod
-    | ErasureOrder
-    | ReclaimFormer
-)
-"""Actions that change no object of the plan; their results are facts of a later plan, and no plan waits for them."""
-
-Write = (
-    EnsureSecret
-    | TakeBack
-    | KeepInKms
-    | TurnSecret
-    | CommitBundle
-    | EmptySecrets
-    | SetFinalizers
-    | Create
-    | Remove
-    | EndReclaim
-)
-Action = Write | Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
-from kvstrata.plan.actions import EndReclaim, ReclaimFormer
+from kvstrata.plan.actions import Action, EndReclaim, ReclaimFormer
 from kvstrata.plan.kinds.model_identity import fingerprints, left_fingerprints
 from kvstrata.plan.redis.backend import in_force
 
@@ -43,7 +43,7 @@ class FormerCaches:
     others depend."""
 
     fields: Mapping[str, Any]
-    actions: tuple[EndReclaim | ReclaimFormer, ...]
+    actions: tuple[Action, ...]
     wake_after_s: float | None
     urgent: bool
 
