@@ -14,7 +14,7 @@ from kvstrata.api import KINDS
 from kvstrata.api.base import InvalidObjectError
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.cachedmodel_source import DType
-from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
+from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, OnStale, UnknownTenants
 from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationScope, Phase
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Budget, Classification, LabelSelector, TlsMode
@@ -22,7 +22,7 @@ from kvstrata.api.engine_flags import OWNED_FLAGS, owned_flag
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
-from kvstrata.contract.receipt.vocabulary import Hbm
+from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody
 from tests.api.objects import REMOVE, changed, valid
 
 

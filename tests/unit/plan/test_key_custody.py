@@ -15,7 +15,7 @@ from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.model.world import World
-from kvstrata.plan.keys.custody import custody_of, refused_change
+from kvstrata.plan.keys.custody import refused_change
 from tests.support.objects import domain, model, policy, redis_tier
 from tests.support.receipts import data_key, erasure, residue
 from tests.support.worlds import Simulation
@@ -40,7 +40,7 @@ def refusal(spec: dict[str, Any], keys: dict[str, bytes | str], **status: Any) -
 
 
 def test_a_domain_that_says_nothing_keeps_keys_in_secrets() -> None:
-    assert custody_of(read({})) is KeyCustody.SECRET
+    assert read({}).spec.key_custody is KeyCustody.SECRET
 
 
 class TestAChangeOfCustody:

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from kvstrata.api.base import ApiModel, StatusModel
 from kvstrata.api.markers import atomic_list, between, map_list
 from kvstrata.api.scalars import Count, Duration, ForeignName, Generation, Image, ObjectName, ShortText, Timestamp
-from kvstrata.api.status import Hex, PodCount, ResolvedIdentity, Revision, Status
+from kvstrata.api.status import CoverageStatus, Hex, PodCount, ResolvedIdentity, Revision
 from kvstrata.contract import Meaningful
 
 
@@ -202,7 +202,7 @@ class ReclaimedCache(StatusModel):
     """Bytes of these blocks."""
 
 
-class CachedModelStatus(Status):
+class CachedModelStatus(CoverageStatus):
     """Observed state of a CachedModel."""
 
     effective: EffectiveModel | None = None
@@ -237,15 +237,6 @@ class CachedModelStatus(Status):
 
     bundle_revision: Revision | None = None
     """Newest revision of the model's bundle: the compiled policies that its pods read."""
-
-    enforced_by: ShortText | None = None
-    """Serving pods that enforce the newest policy, out of all (`2/3`); `no pods` if none serves."""
-
-    pods_acked: PodCount | None = None
-    """Pods that acknowledged the newest revision."""
-
-    pods_live: PodCount | None = None
-    """Pods that serve."""
 
     witnesses: Annotated[tuple[WitnessPod, ...], Field(max_length=MAX_WITNESSES), atomic_list()] = ()
     """Pods that may hold a policy, at most 1000 of them. An operator that starts compares them with the pods that

@@ -11,7 +11,8 @@ from kvstrata.api.base import ENFORCED, READY, ApiModel, Column, KindInfo, Resou
 from kvstrata.api.common import Budgets, ConfigMapKeyRef
 from kvstrata.api.markers import atomic_list, between
 from kvstrata.api.scalars import Count, Duration, ObjectName, Pattern, ShortText, Timestamp
-from kvstrata.api.status import Admission, Hex, PodCount, Revision, ScopeStatus, Status, Usage
+from kvstrata.api.status import CoverageStatus, Hex, Revision, ScopedStatus, ScopeStatus
+from kvstrata.contract.receipt.vocabulary import KeyCustody
 
 DOMAIN_NAME = "default"
 """The only name that a CacheDomain may have."""
@@ -22,13 +23,6 @@ class OnStale(StrEnum):
 
     FENCE = "Fence"
     SERVE_STALE = "ServeStale"
-
-
-class KeyCustody(StrEnum):
-    """Custody of a domain's data keys."""
-
-    SECRET = "Secret"  # noqa: S105 - a name, not a secret
-    KMS = "KMS"
 
 
 ServiceAddress = Annotated[
@@ -218,7 +212,7 @@ class Installation(StatusModel):
     """Its Helm release."""
 
 
-class CacheDomainStatus(Status):
+class CacheDomainStatus(CoverageStatus, ScopedStatus):
     """Observed state of a CacheDomain."""
 
     domain_id: DomainId | None = Field(default=None, alias="domainID")
@@ -231,23 +225,8 @@ class CacheDomainStatus(Status):
     scope: ScopeStatus | None = None
     """The Public scope and its epoch."""
 
-    usage: Usage | None = None
-    """Usage of the Public scope."""
-
-    admission: Admission | None = None
-    """Admitted guarantees; absent if none was ever declared."""
-
     bundle_revision: Revision | None = None
     """Highest revision of any bundle (compiled policies of one model) of this domain."""
-
-    enforced_by: ShortText | None = None
-    """Serving pods that enforce the newest policy, out of all (`2/3`); `no pods` if none serves."""
-
-    pods_acked: PodCount | None = None
-    """Pods of all models that acknowledged the newest revision of their bundle."""
-
-    pods_live: PodCount | None = None
-    """Pods of all models that serve."""
 
     receipts: ReceiptChain | None = None
     """The chain of erasure receipts."""

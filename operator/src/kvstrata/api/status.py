@@ -164,7 +164,20 @@ class Status(StatusModel):
         return found is not None and found.status is ConditionStatus.TRUE
 
 
-class EnforcedStatus(Status):
+class ScopedStatus(Status):
+    """Status of an object with a scope of its own."""
+
+    scope: ScopeStatus | None = None
+    """Its scope and the epoch in force."""
+
+    usage: Usage | None = None
+    """Usage of the scope."""
+
+    admission: Admission | None = None
+    """Admitted guarantees; absent if none was ever declared."""
+
+
+class EnforcedStatus(ScopedStatus):
     """Status of an object that pods enforce as part of their compiled policy."""
 
     enforced_by: ShortText | None = None
@@ -179,15 +192,24 @@ class EnforcedStatus(Status):
     cache_generation: Generation | None = None
     """The cacheGeneration that was last acted on."""
 
-    usage: Usage | None = None
-    """Usage of the scope."""
-
-    admission: Admission | None = None
-    """Admitted guarantees; absent if none was ever declared."""
-
 
 PodCount = Annotated[int, Field(ge=0, le=1_000_000)]
 Revision = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class CoverageStatus(Status):
+    """Status of an object with pods that read bundles."""
+
+    enforced_by: ShortText | None = None
+    """Serving pods that enforce the newest policy, out of all (`2/3`); `no pods` if none serves."""
+
+    pods_acked: PodCount | None = None
+    """Pods that acknowledged the newest revision of their bundle."""
+
+    pods_live: PodCount | None = None
+    """Pods that serve."""
+
+
 ResolvedIdentity = Annotated[
     str,
     StringConstraints(max_length=128),

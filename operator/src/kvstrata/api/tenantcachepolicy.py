@@ -11,7 +11,7 @@ from kvstrata.api.base import ENFORCED, READY, ApiModel, Column, KindInfo, Resou
 from kvstrata.api.common import Budgets, Classification, LabelSelector, ObjectRef, RateLimit
 from kvstrata.api.markers import atomic_list, immutable, map_list, set_list
 from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName
-from kvstrata.api.status import EnforcedStatus, ScopeStatus
+from kvstrata.api.status import EnforcedStatus
 from kvstrata.contract.policy.keyspace import ScopeKind
 
 
@@ -153,9 +153,6 @@ class FormerScope(StatusModel):
 
 class TenantCachePolicyStatus(EnforcedStatus):
     """Observed state of a TenantCachePolicy."""
-
-    scope: ScopeStatus | None = None
-    """The scope in force and its epoch."""
 
     former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64), atomic_list()] = ()
     """Other scopes that this tenant may have written to and whose epoch is still in use."""

@@ -11,7 +11,7 @@ from kvstrata.api.base import ENFORCED, READY, ApiModel, Column, KindInfo, Resou
 from kvstrata.api.common import Budgets
 from kvstrata.api.markers import set_list
 from kvstrata.api.scalars import Count, Generation, TenantName
-from kvstrata.api.status import EnforcedStatus, ScopeStatus
+from kvstrata.api.status import EnforcedStatus
 
 
 class Sharing(StrEnum):
@@ -50,9 +50,6 @@ class TenantGroupSpec(ApiModel):
 
 class TenantGroupStatus(EnforcedStatus):
     """Observed state of a TenantGroup."""
-
-    scope: ScopeStatus | None = None
-    """The group's scope and its epoch."""
 
     joined: Count | None = None
     """Members whose policy names this group; with sharing PoolsOnly those that have a policy."""

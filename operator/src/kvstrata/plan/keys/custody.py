@@ -17,22 +17,18 @@ from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
 
 
-def custody_of(domain: CacheDomain) -> KeyCustody:
-    return KeyCustody(str(domain.spec.key_custody))
-
-
 def active_custody(domain: CacheDomain) -> KeyCustody:
-    return KeyCustody(str(domain.status.key_custody or KeyCustody.SECRET))
+    return domain.status.key_custody or KeyCustody.SECRET
 
 
 def to_adopt(world: World, domain: CacheDomain) -> KeyCustody | None:
-    wanted = custody_of(domain)
+    wanted = domain.spec.key_custody
     return wanted if wanted is not active_custody(domain) and not world.data_keys else None
 
 
 def refused_change(world: World, domain: CacheDomain) -> Decision | None:
     """Return why the spec's custody cannot be adopted, None if it can."""
-    wanted, present = custody_of(domain), active_custody(domain)
+    wanted, present = domain.spec.key_custody, active_custody(domain)
     if wanted is present or not world.data_keys:
         return None
     count = f"{len(world.data_keys)} data key{'s are' if len(world.data_keys) > 1 else ' is'}"
