@@ -259,7 +259,7 @@ def test_what_is_drawn_while_the_domain_goes_ends_with_it(
             if pods.sim.world.domain is not None:
                 pods.sim.delete("CacheDomain", "default")
                 for policy in ("acme", "globex"):
-                    pods.sim.store.domain(NAMESPACE).objects[TCP].pop(policy)
+                    pods.sim.store.domain(NAMESPACE).policies.pop(policy)
                 await pods.sim.kms_domains.settle()
             return drawn
 

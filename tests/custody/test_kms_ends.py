@@ -123,7 +123,7 @@ def test_of_a_domain_that_is_gone_keys_are_revoked_where_it_is_noted_that_they_a
 ) -> None:
     async def story(pods: KeyPods) -> None:
         acme, domain = epochs(pods)[0], pods.sim.world.domain_id or ""
-        domains = pods.sim.store.domain(NAMESPACE).objects["CacheDomain"]
+        domains = pods.sim.store.domain(NAMESPACE).domains
         found = domains.pop("default")
         unreadable = pods.sim.store.domain(NAMESPACE).unreadable
         unreadable[Key("CacheDomain", NAMESPACE, "default")] = Unreadable("not now", 1, "1", reported=True)
@@ -157,7 +157,7 @@ def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_
 
         async def of_namespace(namespace: str) -> KmsCustody:
             custody = await real(namespace)
-            pods.sim.store.domain(NAMESPACE).objects["CacheDomain"].clear()
+            pods.sim.store.domain(NAMESPACE).domains.clear()
             return custody
 
         async def make(client: TransitClient, name: str) -> bool:

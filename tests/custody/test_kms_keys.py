@@ -351,7 +351,7 @@ def test_nobody_is_asked_for_a_namespace_without_its_domain(told: Callable[[Stor
             assert not work.task.done()
             assert pods.sim.store.domain(NAMESPACE).keys_unwrapping
             pods.sim.delete("CacheDomain", "default")
-            pods.sim.store.domain(NAMESPACE).objects["CacheDomain"].clear()
+            pods.sim.store.domain(NAMESPACE).domains.clear()
             await asyncio.wait_for(work.task, PATIENCE_S)
             assert not pods.sim.store.domain(NAMESPACE).keys_unwrapping, "nor is a key waited for"
         finally:

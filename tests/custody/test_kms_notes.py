@@ -389,7 +389,7 @@ def test_a_note_stays_that_a_status_named_when_records_of_erasures_began_to_be_l
         async def records(**options: Any) -> AsyncIterator[ErasureRecord]:
             async for record in real(**options):
                 yield record
-            pods.sim.store.domain(NAMESPACE).objects[TCP].clear()
+            pods.sim.store.domain(NAMESPACE).policies.clear()
 
         monkeypatch.setattr(pods.sim.kms_domains._record_store, "records", records)
         domain = await settle_without_domain(pods)

@@ -147,7 +147,9 @@ def at_rest(simulation: Simulation) -> None:
     """Assert that what is recorded fits, that bundles say it, and that whoever waits eldest has no room."""
     for name, tier in simulation.world.tiers.items():
         room = stored_bytes(tier.spec) or 0
-        claims = [c for t, found in simulation.world.claims.items() if t == name for c in found.by_holder.values()]
+        claims = [
+            c for t, found in simulation.world.claims.tiers.items() if t == name for c in found.by_holder.values()
+        ]
         recorded = sum(claim.recorded_bytes or 0 for claim in claims)
         assert recorded <= room
         waiting = sorted((c for c in claims if c.waits and c.declared_bytes <= room), key=lambda c: c.since)

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING
 
 from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import InspectPool, Question, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
 from tests.support.objects import NAMESPACE
 
 if TYPE_CHECKING:
     from tests.support.worlds import Simulation
 
 
-def answer_for_pools(simulation: Simulation, question: Question) -> None:
+PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
+
+
+def answer_for_pools(simulation: Simulation, question: PoolQuestion) -> None:
     """Turn a question into the fact that its answer is, at once, and have the pool planned again."""
     match question:
         case ReadSource():
@@ -37,7 +40,7 @@ def _read(simulation: Simulation, where: ReadSource) -> None:
     text = ((found or {}).get("data") or {}).get(where.key)
     problem = "" if text is not None else f"ConfigMap {where.name} has no key {where.key}"
     domain.sources[where.name, where.key] = SourceReport(text, problem, simulation.now)
-    for name in domain.objects["PrefixPool"]:
+    for name in domain.pools:
         simulation.queue.add(Key("PrefixPool", NAMESPACE, name))
 
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.kube import KubeError
@@ -31,19 +31,15 @@ from kvstrata.plan.actions import (
     EndErasure,
     EndReclaim,
     ErasureOrder,
-    InspectPool,
     KeepInKms,
     Plan,
     ProbeBackend,
     ProbePod,
     Question,
     ReadEvents,
-    ReadSource,
     ReclaimFormer,
     ReconcileCluster,
-    RenderPool,
     TendServers,
-    WarmPool,
 )
 from kvstrata.plan.ownership import has_our_label
 from kvstrata.reconcile.events import EventReader
@@ -65,7 +61,7 @@ from tests.support.memory_api.objects import MemoryApi
 from tests.support.memory_kube import MemoryKube
 from tests.support.memory_secret_store import MemorySecretStore
 from tests.support.objects import NAMESPACE, Raw
-from tests.support.pool_answers import answer_for_pools
+from tests.support.pool_answers import PoolQuestion, answer_for_pools
 from tests.support.renderer import FINGERPRINT, Renderer
 from tests.support.server_answers import SimulatedServer, answer_look, answer_probe, answer_tending
 
@@ -112,7 +108,7 @@ class Simulation:
         self.servers: dict[str, SimulatedServer] = {}
         self.asked: list[str] = []
         self.renderer = Renderer()
-        self.pool_questions: list[Question] = []
+        self.pool_questions: list[PoolQuestion] = []
         self.isolation_questions: list[ProbePod] = []
         """Questions to probes; the test answers them."""
         self.erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None
@@ -148,9 +144,8 @@ class Simulation:
         self.events = EventReader(self.kube, self.store, self.queue, lambda: self.now)
         self.credentials = CredentialWorker(self.kube, self.store, self.queue, secret_store, lambda: True)
         self.topologies = Topologies(self.kube, self.store, self.queue, lambda: True)
-        of_pools = ReadSource, RenderPool, WarmPool, InspectPool
         workers: dict[type[Any], Worker] = {
-            **dict.fromkeys(of_pools, lambda _, asked: self.pool_questions.append(asked)),
+            **dict.fromkeys(get_args(PoolQuestion), lambda _, asked: self.pool_questions.append(asked)),
             ProbePod: lambda _, asked: self.isolation_questions.append(asked),
             **dict.fromkeys((CarryOutErasure, EndErasure), lambda where, order: self.erase(where, order)),
             ReclaimFormer: lambda where, question: self.ask(where, question),

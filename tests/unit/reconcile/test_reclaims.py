@@ -225,7 +225,7 @@ async def test_the_metric_of_what_waits_goes_with_it(scene: Scene) -> None:
         samples = next(iter(metrics.FORMER_IDENTITIES.collect())).samples
         return [one.value for one in samples if one.labels == {"namespace": NAMESPACE, "model": "tiny"}]
 
-    models, without = scene.simulation.store.domain(NAMESPACE).objects["CachedModel"], scene.model
+    models, without = scene.simulation.store.domain(NAMESPACE).models, scene.model
     status = without.status.model_copy(update={"former_identities": ("one", "another")})
     models["tiny"] = without.model_copy(update={"status": status})
     scene.reclaims.show(NAMESPACE, "tiny")

@@ -33,7 +33,7 @@ class Kept:
         self.secret_store = MemorySecretStore(
             self.kube, "kvstrata-system", lambda n: bytes([next(drawn)]) * n, lambda: NOW
         )
-        self.domain = DomainStore(NAMESPACE, Versions(lambda: NOW))
+        self.domain = DomainStore(NAMESPACE, 1, bytes(64), versions=Versions(lambda: NOW))
 
     async def draw(self, *epochs: str) -> None:
         """Have keys drawn, as a plan orders it."""

@@ -22,10 +22,11 @@ from kvstrata.contract.messages.pools import (
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pools import RenderReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import InspectPool, Question, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
 from kvstrata.reconcile import pools as module
 from kvstrata.reconcile.pools import Warming
 from tests.support.objects import NAMESPACE, config_map, cpu_tier, model, pod, pool
+from tests.support.pool_answers import PoolQuestion
 from tests.support.worlds import Simulation
 
 ONE, TWO = PrefixSource(text="one"), PrefixSource(text="two")
@@ -83,12 +84,12 @@ class Scene:
         assert (token, audience) == ("token", "kvstrata-ack")
         return TokenIdentity(f"system:serviceaccount:{NAMESPACE}:kvs-tiny", self.bound_to)
 
-    async def asked(self, *questions: Question) -> None:
+    async def asked(self, *questions: PoolQuestion) -> None:
         for question in questions:
             self.ask(question)
         await self.over()
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: PoolQuestion) -> None:
         match question:
             case ReadSource():
                 self.warming.read(NAMESPACE, question)

@@ -15,7 +15,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.model.erasure.record import ErasureNow
-from kvstrata.model.guarantees import GuaranteeClaim, TierClaims
+from kvstrata.model.guarantees import ClaimIndex
 from kvstrata.model.pods import (
     BackendReport,
     ClusterReport,
@@ -65,9 +65,13 @@ class Ending:
     untouched: set[str] = field(default_factory=set)
 
 
-@dataclass(slots=True, eq=False)
-class DomainState:
-    """All that is known of one namespace. The store writes it; a plan reads it as a `World`.
+@dataclass(slots=True)
+class World:
+    """All that is known of one namespace; a plan reads nothing else, and changes nothing in it.
+
+    It is the store's own, so it is valid until the plan returns: plans never wait. `term` is the leader's, `entropy` 64
+    fresh random bytes for each plan. `memo` keeps results of earlier plans. `installation` is the operator's own, None
+    in a process that knows none.
 
     `mark_key` is of the installation's marks, empty until it is read. `contested`: tenants with several policies.
     `policy_names`: by UID. `unsettled`: policies with a generation that was never enforced. `granting`: admitted bytes
@@ -91,7 +95,18 @@ class DomainState:
     """
 
     namespace: str
+    term: int
+    entropy: bytes
     _: KW_ONLY
+    installation: Installation | None = None
+    domains: dict[str, CacheDomain] = field(default_factory=dict)
+    tiers: dict[str, CacheTier] = field(default_factory=dict)
+    models: dict[str, CachedModel] = field(default_factory=dict)
+    policies: dict[str, TenantCachePolicy] = field(default_factory=dict)
+    groups: dict[str, TenantGroup] = field(default_factory=dict)
+    pools: dict[str, PrefixPool] = field(default_factory=dict)
+    invalidations: dict[str, CacheInvalidation] = field(default_factory=dict)
+    claims: ClaimIndex = field(default_factory=ClaimIndex)
     mark_key: bytes = field(default=b"", repr=False)
     domain_key: bytes | None = field(default=None, repr=False)
     data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
@@ -130,34 +145,11 @@ class DomainState:
     erasures: dict[str, ErasureNow] = field(default_factory=dict)
     reclaims: dict[tuple[str, int], ReclaimReport] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
-    memo: Memo = field(default_factory=Memo, repr=False)
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
-
-@dataclass(slots=True, eq=False)
-class World(DomainState):
-    """A snapshot of one namespace, equal only to itself; a plan reads nothing else, and changes nothing in it.
-
-    It shares the store's containers, so it is valid until the plan returns: plans never wait. `term` is the leader's,
-    `entropy` 64 fresh random bytes for this plan alone. `memo` keeps results of earlier plans. `claims` and `claimants`
-    are guarantees by tier and by holder. `installation` is the operator's own, None in a process that knows none.
-    """
-
-    term: int
-    entropy: bytes
-    domains: Mapping[str, CacheDomain] = field(default_factory=dict)
-    tiers: Mapping[str, CacheTier] = field(default_factory=dict)
-    models: Mapping[str, CachedModel] = field(default_factory=dict)
-    policies: Mapping[str, TenantCachePolicy] = field(default_factory=dict)
-    groups: Mapping[str, TenantGroup] = field(default_factory=dict)
-    pools: Mapping[str, PrefixPool] = field(default_factory=dict)
-    invalidations: Mapping[str, CacheInvalidation] = field(default_factory=dict)
-    claims: Mapping[str, TierClaims] = field(default_factory=dict)
-    claimants: Mapping[Key, Mapping[str, GuaranteeClaim]] = field(default_factory=dict)
-    installation: Installation | None = None
-
-    def objects(self, kind: str) -> Mapping[str, Any]:
+    def objects(self, kind: str) -> dict[str, Any]:
         """The objects of a kind by name; of bundles, their models."""
-        found: Mapping[str, Any] = getattr(self, OBJECTS.get(kind, "models"))
+        found: dict[str, Any] = getattr(self, OBJECTS.get(kind, "models"))
         return found
 
     @property

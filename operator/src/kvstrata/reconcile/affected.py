@@ -38,7 +38,7 @@ def affected_by_object(world: World, key: Key, before: Resource | None, after: R
         seen = [(*_declared(one), *kind.watched(getattr(one, "status"))) for one in (before, after)]  # noqa: B009
         if seen[0] == seen[1]:
             return frozenset({key})
-    claimed = claims_of(before), world.claimants.get(key, {})
+    claimed = claims_of(before), world.claims.by_holder.get(key, {})
     # Plans of tiers enqueue the objects that wait for room.
     tiers = {tier for one in claimed for tier in one if claimed[0].get(tier) != claimed[1].get(tier)}
     own = {key, Key(DOMAIN, world.namespace, "default")}

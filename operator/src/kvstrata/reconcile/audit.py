@@ -149,7 +149,7 @@ def record_restore(key: Key, before: Resource | None, after: Resource | None) ->
 
 
 def names_tenants(domain: DomainStore) -> bool:
-    found: CacheDomain | None = domain.objects["CacheDomain"].get(DOMAIN_NAME)
+    found = domain.domain
     return found is not None and found.spec.audit_names is AuditNames.TENANTS
 
 

@@ -146,7 +146,7 @@ class Bundles:
         return await self._kube.replace(SECRET, domain.namespace, body)
 
     async def _read(self, domain: DomainStore, model: str) -> CommittedBundle | None:
-        known = domain.objects["CachedModel"].get(model)
+        known = domain.models.get(model)
         return await read_bundle(self._kube, domain, model, known.owner_reference()) if known else None
 
     async def _reread(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> None:
@@ -267,7 +267,7 @@ def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None
     if found is not None and found.bundle == own.bundle:
         domain.bundles[model] = found
         return
-    current = domain.objects["CachedModel"].get(model)
+    current = domain.models.get(model)
     reported = (current.status.bundle_revision if current else None) or 0
     theirs = found.bundle.root if found else own.bundle.root
     revision = max(own.bundle.root.revision, theirs.revision, reported)

@@ -78,7 +78,7 @@ class Children:
         domain.rewritten[slot] = fields
         message = f"{slot[0]} {slot[1]}: {changed} is stored otherwise than written, as by an admission webhook"
         log.warning("a child was rewritten", extra={"key": str(key), "child": "/".join(slot), "field": changed})
-        if (owner := domain.objects[key.kind].get(key.name)) is not None:
+        if (owner := domain.objects(key.kind).get(key.name)) is not None:
             await self._events.publish(owner, "ChildRewritten", message, warning=True)
 
     async def _written(self, key: Key, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Children:
                 return
             if error.is_of_ending_namespace or (error.is_refusal and await self._kube.is_ending(key.namespace)):
                 domain = self._store.domain(key.namespace)
-                self._queue.add_all(note_refusal(domain.ending, domain.objects["TenantCachePolicy"].values()))
+                self._queue.add_all(note_refusal(domain.ending, domain.policies.values()))
                 return
             if error.is_refusal:
                 raise ChildRefusedError(kind, name, error) from error

@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachedomain import CacheDomain, Installation
+from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.model.guarantees import ClaimIndex
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.model.world import OBJECTS, DomainState, Ending, World
+from kvstrata.model.world import OBJECTS, Ending, World
 from kvstrata.plan.ownership import is_ours, taken_over
 from kvstrata.reconcile.background import Clock
 from kvstrata.reconcile.parse import OWN_KINDS, unreadable
 
 
-@dataclass(slots=True, eq=False)
-class DomainStore(DomainState):
-    """State of one namespace, with its indexes.
+@dataclass(slots=True, kw_only=True)
+class DomainStore(World):
+    """A namespace's world, with what only the store reads.
 
     By model: `suspected_bundles` is the root's newest resourceVersion from a watch, infinite after a shard was touched;
     `committed_at` this process' last committed revision and its monotonic time in seconds.
     """
 
     versions: Versions
-    objects: dict[str, dict[str, Any]] = field(default_factory=lambda: {kind: {} for kind in OWN_KINDS})
-    claims: ClaimIndex = field(default_factory=ClaimIndex)
     suspected_bundles: dict[str, float] = field(default_factory=dict)
     committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
-
-    def world(self, term: int, entropy: bytes, installation: Installation | None) -> World:
-        """Return the snapshot; valid until the next await."""
-        known: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(DomainState)}
-        known |= {name: self.objects[kind] for kind, name in OBJECTS.items()}
-        known |= {"claims": self.claims.tiers, "claimants": self.claims.by_holder}
-        return World(term=term, entropy=entropy, installation=installation, **known)
 
     def observe(self, key: Key, raw: Mapping[str, Any]) -> tuple[Resource | None, Resource] | None:
         """Store an object of the API; return its former and its new form. None if it is unreadable: the last valid form
         stays in the store and in force until the object can be read."""
-        before: Resource | None = self.objects[key.kind].get(key.name)
+        before: Resource | None = self.objects(key.kind).get(key.name)
         try:
             after = _parse(raw, before)
         except InvalidObjectError as error:
@@ -59,7 +49,7 @@ class DomainStore(DomainState):
 
     def replace(self, key: Key, after: Resource | None) -> Resource | None:
         """Replace an object of the API, None for a deleted one; return the former one."""
-        objects = self.objects[key.kind]
+        objects = self.objects(key.kind)
         before: Resource | None = objects.get(key.name)
         if before is not None and (after is None or (before.uid, before.generation) != (after.uid, after.generation)):
             # Its needs may have changed.
@@ -150,19 +140,19 @@ class DomainStore(DomainState):
     def waiting(self, slot: tuple[str, str]) -> frozenset[Key]:
         """Return the keys that wait for the end of a foreign object."""
         uid = self.foreign.get(slot)
-        named = ((kind, one) for kind, objects in self.objects.items() for one in objects.values())
+        named = ((kind, one) for kind in OBJECTS for one in self.objects(kind).values())
         kinds = [(kind, one.name) for kind, one in named if one.uid == uid] if uid is not None else []
         bundles = {Key(BUNDLE, self.namespace, name) for kind, name in kinds if kind == "CachedModel"}
         return frozenset(bundles | {Key(kind, self.namespace, name) for kind, name in kinds})
 
     def takes_over(self, owner: Mapping[str, Any], slot: tuple[str, str]) -> bool:
         """Whether the object of reference `owner` takes over the object of this kind and name."""
-        found = self.objects[owner["kind"]].get(owner["name"])
+        found = self.objects(owner["kind"]).get(owner["name"])
         return found is not None and found.uid == owner["uid"] and slot in taken_over(found)
 
     def forget_ending(self) -> None:
         """Forget the deleted namespace, once nothing that could need its data is left."""
-        if not (self.erasures or self.unreadable or any(self.objects.values())):
+        if not (self.erasures or self.unreadable or any(map(self.objects, OBJECTS))):
             self.ending = Ending()
 
 

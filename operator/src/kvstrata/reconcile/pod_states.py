@@ -142,7 +142,7 @@ class AckListener:
         """Whether the API server holds less than the pod, as after a restore. It is asked only if this process'
         knowledge does not explain the pod's state, as during a commit."""
         domain = self._store.domain(namespace)
-        model, committed = domain.objects["CachedModel"].get(pod.model), domain.bundles.get(pod.model)
+        model, committed = domain.models.get(pod.model), domain.bundles.get(pod.model)
         if model is None:
             return False
         root = committed.bundle.root if committed is not None else None

@@ -87,7 +87,7 @@ class Warming(Background):
 
     async def _read(self, namespace: str, where: ReadSource) -> None:
         slot, domain = (where.name, where.key), self._store.domain(namespace)
-        pools: dict[str, PrefixPool] = domain.objects["PrefixPool"]
+        pools = domain.pools
         again_s = 0.0
         try:
             found = await self._kube.get(CONFIG_MAP, namespace, where.name)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 
-from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
@@ -45,7 +44,7 @@ class Probing(Background):
 
     def show(self, namespace: str, name: str) -> None:
         """Export whether the status of a model reports a failure of isolation."""
-        model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(name)
+        model = self._store.domain(namespace).models.get(name)
         if model is not None and failure_stands(model):
             metrics.ISOLATION_BROKEN.labels(namespace, name).set(1)
         else:
@@ -68,7 +67,7 @@ class Probing(Background):
     async def _publish(self, namespace: str, question: ProbePod, answer: Probed) -> None:
         message = failure_message(question.pod.name, answer)
         log.error("isolation is broken", extra={"model": question.model, "found": message})
-        model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(question.model)
+        model = self._store.domain(namespace).models.get(question.model)
         if model is not None and not failure_stands(model) and self._leading():
             await self._events.publish(model, EVENT, message, warning=True)
 

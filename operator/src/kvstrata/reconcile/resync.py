@@ -59,7 +59,7 @@ class Resync:
     async def _read_secrets(self, scope: str | None) -> None:
         domains = [self._store.domain(namespace) for namespace in self._namespaces(scope)]
         known = [(domain, name, facts) for domain in domains for name, facts in domain.secrets.items()]
-        models = ((domain, model) for domain in domains for model in domain.objects["CachedModel"])
+        models = ((domain, model) for domain in domains for model in domain.models)
         committed = [(domain, model, domain.bundles.get(model)) for domain, model in models]
         seen: dict[str, set[str]] = {}
         bundles: dict[str, dict[str, Any]] = {}

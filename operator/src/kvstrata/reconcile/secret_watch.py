@@ -67,7 +67,7 @@ class SecretWatch:
     def _mark(self, domain: DomainStore, model: str, raw: Raw) -> frozenset[Key]:
         """Mark the bundle of `model` to be read again, unless the event is of this process' commit."""
         committed, name, version = domain.bundles.get(model), raw["metadata"]["name"], resource_version(raw)
-        if model not in domain.objects["CachedModel"]:
+        if model not in domain.models:
             return frozenset()
         if committed and version <= int(committed.resource_version or 0):
             return frozenset()

@@ -14,7 +14,7 @@ from typing import Any
 from kvstrata.api.cachedomain import DOMAIN_NAME, Installation
 from kvstrata.model.pods import Departure, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.model.world import World
+from kvstrata.model.world import OBJECTS, World
 from kvstrata.plan.claim import served_by_another
 from kvstrata.plan.ownership import controllers
 from kvstrata.reconcile.affected import affected_by_object, affected_by_pod, affected_by_state
@@ -40,7 +40,9 @@ class Store:
         found = self._domains.get(namespace)
         if found is None:
             # Not setdefault, which would build a store of thirty containers at each of millions of calls.
-            found = self._domains[namespace] = DomainStore(namespace, Versions(self._now), mark_key=self._mark_key)
+            versions = Versions(self._now)
+            found = DomainStore(namespace, self.term, b"", versions=versions, mark_key=self._mark_key)
+            self._domains[namespace] = found
         return found
 
     def take_mark_key(self, key: bytes) -> None:
@@ -54,7 +56,10 @@ class Store:
         return tuple(sorted(self._domains))
 
     def world(self, namespace: str) -> World:
-        return self.domain(namespace).world(self.term, self._entropy(), self.installation)
+        """Return the world for one plan; valid until the next await."""
+        d = self.domain(namespace)
+        d.term, d.entropy, d.installation = self.term, self._entropy(), self.installation
+        return d
 
     def is_anothers(self, namespace: str) -> bool:
         """Whether another installation serves the namespace."""
@@ -108,7 +113,7 @@ class Store:
     def names(self, kind: str, namespace: str) -> frozenset[str]:
         d = self.domain(namespace)
         if kind in OWN_KINDS:
-            return frozenset(d.objects[kind]) | {key.name for key in d.unreadable if key.kind == kind}
+            return frozenset(d.objects(kind)) | {key.name for key in d.unreadable if key.kind == kind}
         if kind == "Pod":
             return frozenset[str]().union(*d.pods.values(), *d.servers.values())
         return frozenset(name for child_kind, name in d.children if child_kind == kind)
@@ -137,13 +142,13 @@ class Store:
         if read.items() <= known.items():
             return frozenset()
         d.access[tier] = {**known, **read}
-        models = (model for name, model in d.objects["CachedModel"].items() if tier in model.tier_names)
+        models = (model for name, model in d.models.items() if tier in model.tier_names)
         return frozenset(Key(BUNDLE, namespace, model.name) for model in models)
 
     def recall_departures(self) -> None:
         """Record pods that vanished while no operator led: named in a model's status and missing from the list."""
         for d in self._domains.values():
-            for model in d.objects["CachedModel"].values():
+            for model in d.models.values():
                 known = {pod.uid for pod in d.pods[model.name].values()}
                 known |= {gone.uid for gone in d.departures.get(model.name, ())}
                 for one in model.status.witnesses:
@@ -156,15 +161,15 @@ class Store:
 
     def keys_of(self, namespace: str) -> Iterator[Key]:
         d = self.domain(namespace)
-        for kind, objects in d.objects.items():
-            yield from (Key(kind, namespace, name) for name in objects)
+        for kind in OBJECTS:
+            yield from (Key(kind, namespace, name) for name in d.objects(kind))
         yield from d.unreadable
         yield from self.key_holders(namespace)
 
     def key_holders(self, namespace: str) -> Iterator[Key]:
         """Yield the domain, which draws missing data keys, and the bundles, which carry them."""
         yield Key("CacheDomain", namespace, DOMAIN_NAME)
-        yield from (Key(BUNDLE, namespace, name) for name in self.domain(namespace).objects["CachedModel"])
+        yield from (Key(BUNDLE, namespace, name) for name in self.domain(namespace).models)
 
     def _disown(self, d: DomainStore, slot: tuple[str, str]) -> None:
         known = d.children.get(slot)

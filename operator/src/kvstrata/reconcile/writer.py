@@ -13,6 +13,7 @@ from kvstrata.api.reasons import DomainReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND, SECRET
 from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import OBJECTS
 from kvstrata.plan import actions
 from kvstrata.plan.actions import Plan, StatusWrite
 from kvstrata.plan.budgets.admission import admitted_by
@@ -115,8 +116,8 @@ class Writer:
         """Return the objects whose status has why a bundle, or the CacheDomain, is not written."""
         if key.kind == BUNDLE:
             return (Key("CachedModel", key.namespace, key.name),)
-        objects = self._store.domain(key.namespace).objects
-        return [Key(kind, key.namespace, name) for kind, named in objects.items() for name in named]
+        domain = self._store.domain(key.namespace)
+        return [Key(kind, key.namespace, name) for kind in OBJECTS for name in domain.objects(kind)]
 
     async def _report_refusal(self, key: Key, error: KubeError) -> None:
         # The API server's own words name the object, but for an apply that its type refuses.
@@ -147,7 +148,7 @@ class Writer:
             raise conflict
 
     def _note_claim(self, key: Key, plan: Plan) -> None:
-        found = self._store.domain(key.namespace).objects[key.kind].get(key.name)
+        found = self._store.domain(key.namespace).objects(key.kind).get(key.name)
         if not any(isinstance(action, actions.StandBack) for action in plan.actions):
             self._stands_back.pop(key.namespace, None)
             if found is not None and found.status.served_by == self._store.installation is not None:
@@ -161,7 +162,7 @@ class Writer:
             self._stands_back[key.namespace] = order.why
             metrics.SERVED_BY_ANOTHER.set(len(self._stands_back))
             log.error("another installation serves a namespace", extra={"namespace": key.namespace, "why": order.why})
-            if (found := self._store.domain(key.namespace).objects[key.kind].get(key.name)) is not None:
+            if (found := self._store.domain(key.namespace).objects(key.kind).get(key.name)) is not None:
                 await self._events.publish(found, DomainReason.SERVED_BY_ANOTHER, order.why, warning=True)
         if key.namespace in self._served:
             raise NotLeadingError(f"namespace {key.namespace} was handed over to another installation")
@@ -196,7 +197,7 @@ class Writer:
             return
         self._may_write()
         key, resource = write.key, BY_KIND[write.key.kind]
-        objects = self._store.domain(key.namespace).objects[key.kind]
+        objects = self._store.domain(key.namespace).objects(key.kind)
         # Read now, because a watch may report this write before its answer arrives.
         before = objects.get(key.name)
         change = write.status, write.resource_version

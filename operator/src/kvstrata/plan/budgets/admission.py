@@ -37,7 +37,7 @@ MOST_EXACT = 10**17
 
 def line_for(world: World, tier: str) -> WaitingLine | None:
     """Return a tier's waiting line, or None if all that is declared or admitted fits, which is nearly always."""
-    claims, found = world.claims.get(tier), world.tiers.get(tier)
+    claims, found = world.claims.tiers.get(tier), world.tiers.get(tier)
     if claims is None or found is None:
         return None
     room = stored_bytes(found.spec)
@@ -51,7 +51,7 @@ def line_for(world: World, tier: str) -> WaitingLine | None:
 
 def held_bytes(world: World, holder: Key, tier: str) -> int:
     """Return the admitted guarantee of an object on a tier that still fits."""
-    claims = world.claims.get(tier)
+    claims = world.claims.tiers.get(tier)
     claim = claims.by_holder.get(holder) if claims is not None else None
     if claim is None or not claim.recorded_bytes:
         return 0
@@ -69,12 +69,12 @@ def admitted_bytes(world: World, holder: Holder | None) -> dict[str, int]:
     if holder is None:
         return {}
     key = key_of(holder)
-    return {tier: held_bytes(world, key, tier) for tier in world.claimants.get(key, ())}
+    return {tier: held_bytes(world, key, tier) for tier in world.claims.by_holder.get(key, ())}
 
 
 def lost_everywhere(world: World) -> tuple[Any, ...]:
     """Return all that `admitted_bytes` reads besides the object, for any object."""
-    lines = ((tier, line_for(world, tier)) for tier in sorted(world.claims))
+    lines = ((tier, line_for(world, tier)) for tier in sorted(world.claims.tiers))
     return tuple((tier, line.lost) for tier, line in lines if line is not None and line.lost)
 
 
@@ -111,7 +111,7 @@ class AdmissionDecision:
 
 
 def admission_of(world: World, resource: Holder, wrong: Decision | None) -> AdmissionDecision:
-    claims = world.claimants.get(key_of(resource))
+    claims = world.claims.by_holder.get(key_of(resource))
     if not claims:
         return AdmissionDecision()
     admitted: dict[str, int] = {}
@@ -140,7 +140,7 @@ def admitted_by(writes: Iterable[StatusWrite]) -> dict[Key, dict[str, int]]:
 
 def next_in_line(world: World, tier: str) -> tuple[Key, ...]:
     """Return the objects with a status that may change when a claim on the tier changes."""
-    claims = world.claims.get(tier)
+    claims = world.claims.tiers.get(tier)
     if claims is None:
         return ()
     line = line_for(world, tier)

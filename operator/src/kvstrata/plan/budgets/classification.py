@@ -127,7 +127,7 @@ def _shared(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str
                 found.setdefault(scope, {}).setdefault(policy.spec.effective_classification, []).append(name)
         return found
 
-    return world.memo.get(Classification, world.namespace, (world,), find)
+    return world.memo.get(Classification, world.namespace, (world.entropy,), find)
 
 
 def shared_scopes(world: World, policy: TenantCachePolicy) -> set[Scope]:

@@ -34,7 +34,7 @@ def shared_retentions(world: World) -> Mapping[Scope, Mapping[str, int]]:
                 shortest |= {tier: min(most_s, shortest.get(tier, most_s)) for tier, most_s in own.items()}
         return found
 
-    return world.memo.get(shared_retentions, world.namespace, (world,), find)
+    return world.memo.get(shared_retentions, world.namespace, (world.entropy,), find)
 
 
 def retention_sharers(world: World, *policies: TenantCachePolicy) -> frozenset[str]:

@@ -376,4 +376,4 @@ def paused_epochs(world: World) -> frozenset[str]:
             if scope.old_epoch
         )
 
-    return world.memo.get(paused_epochs, world.namespace, (world,), find)
+    return world.memo.get(paused_epochs, world.namespace, (world.entropy,), find)

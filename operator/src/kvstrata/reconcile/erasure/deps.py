@@ -59,7 +59,7 @@ class ErasureDeps:
 
     def ordering_of(self, namespace: str, order: ErasureOrder) -> Ordering | None:
         """Return the object that ordered an erasure; None if it is gone or its name belongs to another."""
-        found: Ordering | None = self.store.domain(namespace).objects[order.kind].get(order.name)
+        found: Ordering | None = self.store.domain(namespace).objects(order.kind).get(order.name)
         return found if found is not None and found.uid == order.uid else None
 
     async def hold(self, found: Ordering | None) -> None:

@@ -131,7 +131,7 @@ async def _issue(deps: ErasureDeps, record: ErasureRecord, order: orders.IssueRe
 
 
 def _tier(deps: ErasureDeps, record: ErasureRecord, name: str) -> CacheTier | None:
-    return deps.store.domain(record.namespace).objects["CacheTier"].get(name)
+    return deps.store.domain(record.namespace).tiers.get(name)
 
 
 def _pod(deps: ErasureDeps, record: ErasureRecord, uid: str) -> Pod:

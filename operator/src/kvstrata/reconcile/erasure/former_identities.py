@@ -14,7 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 
-from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.erase_report import Erased
@@ -75,7 +74,7 @@ class Reclaims(Background):
 
     def show(self, namespace: str, name: str) -> None:
         """Export how many caches of a model wait by its status, and forget those of a model that is gone."""
-        model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(name)
+        model = self._store.domain(namespace).models.get(name)
         if model is not None and (waiting := len(model.status.former_identities)):
             metrics.FORMER_IDENTITIES.labels(namespace, name).set(waiting)
             return
@@ -110,7 +109,7 @@ class Reclaims(Background):
         cache, domain = question.cache, self._store.domain(namespace)
         deleted = NOTHING
         keyspaces = keyspaces_in_force(domain.bundles.values())
-        for tier in reclaimable_tiers(domain.objects["CacheTier"].values()):
+        for tier in reclaimable_tiers(domain.tiers.values()):
             reported = f"its blocks are being deleted from CacheTier {tier.name}"
             running = ReclaimReport(cache, JobState.RUNNING, self._now(), reported)
             domain.reclaims[(cache.order, question.round)] = running
@@ -156,7 +155,7 @@ class Reclaims(Background):
         return None
 
     def _is_there(self, namespace: str, cache: FormerCache) -> bool:
-        found: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(cache.model)
+        found = self._store.domain(namespace).models.get(cache.model)
         return found is not None and found.uid == cache.uid
 
     def _forget(self, namespace: str, which: Callable[[FormerCache], bool]) -> None:

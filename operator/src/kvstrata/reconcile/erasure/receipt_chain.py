@@ -341,5 +341,5 @@ async def record_chain(
 
 def _domain(store: Store, namespace: str, domain: str) -> CacheDomain | None:
     """Return the CacheDomain with this domain id; a successor has another chain."""
-    found: CacheDomain | None = store.domain(namespace).objects["CacheDomain"].get(DOMAIN_NAME)
+    found = store.domain(namespace).domain
     return found if found is not None and found.status.domain_id == domain else None

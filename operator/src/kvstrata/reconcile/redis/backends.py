@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.clients.kube import Kube, KubeError
@@ -105,7 +105,7 @@ class Backends(Background):
         """Update metrics; unreachable servers keep the suitability of their last answer."""
         where = (namespace, order.tier)
         metrics.BACKEND_UP.labels(*where).set(1 if report.reachable else 0)
-        tier = self._store.domain(namespace).objects["CacheTier"].get(order.tier)
+        tier = self._store.domain(namespace).tiers.get(order.tier)
         if tier is None or report.external is None or not report.reachable:
             return
         unsuitable = missing(tier, report, order.domain)
@@ -121,7 +121,7 @@ class Backends(Background):
         return value
 
     def _is_asked(self, namespace: str, tier: str) -> bool:
-        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
+        found = self._store.domain(namespace).tiers.get(tier)
         if found is None or found.metadata.deleting or found.spec.medium is not Medium.REDIS:
             return False
         stalled = found.status.condition(ConditionType.STALLED)

@@ -119,7 +119,7 @@ class CredentialWorker(Background):
         return decode(raw)
 
     def _is_managed(self, namespace: str, tier: str) -> bool:
-        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
+        found = self._store.domain(namespace).tiers.get(tier)
         return found is not None and not found.metadata.deleting and found.spec.managed is not None
 
 

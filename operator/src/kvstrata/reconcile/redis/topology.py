@@ -82,7 +82,7 @@ class Topologies(Background):
             tending.follow(order)
 
     def forget_untended(self, namespace: str, tier: str) -> None:
-        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
+        found = self._store.domain(namespace).tiers.get(tier)
         if found is not None and found.spec.managed is not None and not found.metadata.deleting:
             self._forget_predecessor(namespace, tier)
             return
@@ -139,7 +139,7 @@ class _Tending:
         self._woken = asyncio.Event()
 
     def tier(self) -> CacheTier | None:
-        return self._store.domain(self._namespace).objects["CacheTier"].get(self.order.tier)
+        return self._store.domain(self._namespace).tiers.get(self.order.tier)
 
     def pods_now(self) -> dict[str, ServerPod]:
         return dict(self._store.domain(self._namespace).servers.get(self.order.tier, {}))
