@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstrata.contract.messages.audit import Action, Emitter, Line, Source, read_line
+from kvstrata.contract.messages.audit import Action, Emitter, Line, Source
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata_sidecar.gate.audit import SERVED_EVERY_S, Audit
+from tests.support.audit import read_line
 
 from .world import GLOBEX, NOBODY, World, chat, entry, keyspace, post, until
 

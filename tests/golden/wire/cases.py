@@ -39,7 +39,6 @@ from kvstrata.contract.messages.audit import (
     Line,
     Source,
     instant,
-    read_line,
 )
 from kvstrata.contract.messages.engine_identity import EngineIdentity
 from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
@@ -107,6 +106,7 @@ from kvstrata.model.erasure import facts as erasurefacts
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
 from kvstrata.reconcile.erasure import record_store
 from tests.support import receipts
+from tests.support.audit import read_line
 
 
 @dataclass(frozen=True, slots=True)

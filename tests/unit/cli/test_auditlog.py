@@ -12,8 +12,9 @@ from prometheus_client import REGISTRY
 
 from kvstrata.cli import logs
 from kvstrata.cli.logs import AuditHandler
-from kvstrata.contract.messages.audit import LOGGER, Action, Emitter, Happened, Line, Source, read_line
+from kvstrata.contract.messages.audit import LOGGER, Action, Emitter, Happened, Line, Source
 from kvstrata.reconcile.audit import record
+from tests.support.audit import read_line
 
 TELLER = Emitter(Source.OPERATOR, "kvstrata-0", "b007")
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.audit import Action, Emitter, Event, Happened, Line, Source, read_line
+from kvstrata.contract.messages.audit import Action, Emitter, Event, Happened, Line, Source
+from tests.support.audit import read_line
 
 TELLER = Emitter(Source.OPERATOR, "kvstrata-0", "b007")
 ADMITTED = Happened(

@@ -7,8 +7,6 @@ and the engine's images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from typing import Self
 
@@ -22,17 +20,6 @@ MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Rec
 
 class ContractError(ValueError):
     """A document of the other side that cannot be trusted: malformed, incomplete, of an unknown version."""
-
-
-@contextmanager
-def contract_errors(what: str) -> Iterator[None]:
-    """Turn exceptions of malformed documents into ContractError, with the document's name."""
-    try:
-        yield
-    except ContractError:
-        raise
-    except MALFORMED as error:
-        raise ContractError(f"{what} is malformed: {error!r}") from error
 
 
 class Meaningful(StrEnum):

@@ -184,6 +184,11 @@ def decode(cls: type[T], data: bytes) -> T:
     return from_wire(cls, raw)
 
 
+def no_constant(name: str) -> Any:
+    """Refuse NaN and infinities, which JSON does not have."""
+    raise ContractError(f"JSON has no {name}")
+
+
 def to_wire(value: Any) -> Any:
     kind: Any = type(value)
     return _writer(kind, TOLERANT)(value)

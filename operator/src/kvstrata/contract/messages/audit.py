@@ -8,15 +8,14 @@ no API key, unless a caller uses another's as its request id; a tenant's name is
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from kvstrata.contract import ContractError, Meaningful, contract_errors
+from kvstrata.contract import Meaningful
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata.contract.wire import Form, HexDigest, camel, encode_line, from_wire, to_wire, wired
+from kvstrata.contract.wire import Form, HexDigest, encode_line, to_wire, wired
 
 AUDIT_VERSION = 1
 LOGGER = "kvstrata.audit"
@@ -329,15 +328,3 @@ class Emitter:
 def instant(at_s: float) -> str:
     """Return a moment as lines have it."""
     return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def read_line(data: bytes) -> Line:
-    """Return a line. Raises ContractError for lines that this version does not write."""
-    with contract_errors("a line of the audit log"):
-        raw = json.loads(data)
-        line = from_wire(Line, raw, "line")
-        own = {camel(field.name) for field in fields(Happened)}
-        allowed = {camel(name) for name in (*line.action.fields, "action")}
-        if None in raw.values() or line.event is not line.action.event or not own & raw.keys() <= allowed:
-            raise ContractError(f"{line.action} does not have these fields")
-        return line

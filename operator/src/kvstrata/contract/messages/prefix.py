@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from kvstrata.contract import ContractError, contract_errors
-from kvstrata.contract.wire import Form, Items, Range, digest_bytes, to_wire, wired
+from kvstrata.contract import MALFORMED, ContractError
+from kvstrata.contract.wire import Form, Items, Range, digest_bytes, no_constant, to_wire, wired
 
 _CHAT_KEYS = ("messages", "tools", "chat_template_kwargs")
 
@@ -54,10 +54,14 @@ class PrefixSource:
     @classmethod
     def from_document(cls, text: str) -> PrefixSource:
         """Read a chat from JSON text, keeping the order of keys. Raises ContractError for anything but a chat."""
-        with contract_errors("the chat"):
-            read = cls(chat=json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant))
+        try:
+            read = cls(chat=json.loads(text, object_pairs_hook=_without_repeats, parse_constant=no_constant))
             read.encode()  # escapes may encode lone surrogates
-            return read
+        except ContractError:
+            raise
+        except MALFORMED as error:
+            raise ContractError(f"the chat is malformed: {error!r}") from error
+        return read
 
 
 def refused_argument(arguments: Mapping[str, object]) -> str | None:
@@ -103,7 +107,3 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ContractError("an object names a key twice")
     return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ContractError(f"JSON has no {name}")

@@ -22,7 +22,7 @@ from kvstrata.contract.receipt.claims import claims, contradiction, required_res
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import Moment, Name, evidence
-from kvstrata.contract.wire import Form, HexDigest, canonical_json, digest_bytes, from_wire, to_wire
+from kvstrata.contract.wire import Form, HexDigest, canonical_json, digest_bytes, from_wire, no_constant, to_wire
 
 RECEIPT_VERSION = 1
 MAX_RECEIPT_BYTES = 64 * 1024 * 1024
@@ -221,7 +221,7 @@ def read_link(data: bytes) -> Link:
     if len(data) > MAX_RECEIPT_BYTES:
         raise ReceiptError(Fault.MALFORMED, f"it has more than {MAX_RECEIPT_BYTES} bytes")
     with _refusals():
-        raw = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        raw = json.loads(data.decode("utf-8"), parse_constant=no_constant)
         if canonical_json(raw) != data:
             raise ReceiptError(Fault.NOT_CANONICAL, "it reads otherwise than it is written")
         if not isinstance(raw, dict) or raw.keys() != {"record", "signatures"} or not isinstance(raw["record"], dict):
@@ -311,7 +311,3 @@ def _refusals() -> Iterator[None]:
         raise ReceiptError(Fault.MALFORMED, str(error)) from None
     except MALFORMED as error:
         raise ReceiptError(Fault.MALFORMED, type(error).__name__) from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
