@@ -15,7 +15,7 @@ from tests.api.objects import valid
 
 
 def test_no_schema_is_refused_as_non_structural(installed_crds: dict[str, Any]) -> None:
-    assert sorted(installed_crds) == sorted(kind.INFO.crd_name for kind in KINDS)
+    assert sorted(installed_crds) == sorted(f"{kind.INFO.plural}.{GROUP}" for kind in KINDS)
     for name, crd in installed_crds.items():
         conditions = {one["type"]: one["status"] for one in crd["status"]["conditions"]}
         assert conditions["Established"] == "True", name
@@ -81,7 +81,7 @@ def test_columns_of_a_policy_show_tenant_budget_and_conditions(api: ApiServer) -
 )
 def test_the_columns_are_those_that_are_promised(installed_crds: dict[str, Any], kind: str, names: list[str]) -> None:
     info = next(one.INFO for one in KINDS if one.INFO.kind == kind)
-    columns = installed_crds[info.crd_name]["spec"]["versions"][0]["additionalPrinterColumns"]
+    columns = installed_crds[f"{info.plural}.{GROUP}"]["spec"]["versions"][0]["additionalPrinterColumns"]
     assert [column["name"] for column in columns if not column.get("priority")] == names
 
 

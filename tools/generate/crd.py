@@ -25,7 +25,7 @@ def build_crd(kind: type[Resource]) -> dict[str, Any]:
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": info.crd_name,
+            "name": f"{info.plural}.{GROUP}",
             "labels": {"app.kubernetes.io/name": "kvstrata", "app.kubernetes.io/part-of": "kvstrata"},
         },
         "spec": {
@@ -35,7 +35,7 @@ def build_crd(kind: type[Resource]) -> dict[str, Any]:
                 "kind": info.kind,
                 "listKind": f"{info.kind}List",
                 "plural": info.plural,
-                "singular": info.singular,
+                "singular": info.kind.lower(),
                 "shortNames": list(info.short_names),
                 "categories": CATEGORIES,
             },
@@ -46,7 +46,7 @@ def build_crd(kind: type[Resource]) -> dict[str, Any]:
 
 def build_crds() -> dict[str, dict[str, Any]]:
     """Every CustomResourceDefinition by name."""
-    return {kind.INFO.crd_name: build_crd(kind) for kind in KINDS}
+    return {crd["metadata"]["name"]: crd for crd in map(build_crd, KINDS)}
 
 
 def _version(kind: type[Resource]) -> dict[str, Any]:

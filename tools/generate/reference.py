@@ -24,7 +24,7 @@ PATTERN = re.compile(r"\^\S+\$")
 
 def build_reference() -> dict[str, str]:
     """Every page by file name, the index among them."""
-    pages = {f"{kind.INFO.singular}.md": _page(kind) for kind in KINDS}
+    pages = {f"{kind.INFO.kind.lower()}.md": _page(kind) for kind in KINDS}
     pages["README.md"] = _index()
     pages["edits.md"] = _edits()
     return pages
@@ -35,7 +35,7 @@ def _index() -> str:
     lines += ["| Kind | Short name | Description |", "|---|---|---|"]
     for kind in KINDS:
         info = kind.INFO
-        link = f"[{info.kind}]({info.singular}.md)"
+        link = f"[{info.kind}]({info.kind.lower()}.md)"
         lines.append(f"| {link} | {', '.join(info.short_names)} | {_first_sentence(kind.__doc__ or '')} |")
     lines += ["", "`kubectl get cache-status` lists all of them; `kubectl get kvstrata` is the same.", ""]
     return "\n".join(lines)

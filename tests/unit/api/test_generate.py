@@ -54,7 +54,7 @@ def test_every_kind_has_a_crd_and_a_page_that_documents_each_field_and_rule() ->
     files = {str(path): text for path, text in generate.generated_files(REPOSITORY).items()}
     for kind in KINDS:
         assert f"crds/kvstrata.io_{kind.INFO.plural}.yaml" in files
-        page = files[f"docs/reference/{kind.INFO.singular}.md"]
+        page = files[f"docs/reference/{kind.INFO.kind.lower()}.md"]
         assert all(rule.message in page for rule in kind.RULES)
         spec = kind.model_fields["spec"].annotation
         assert spec is not None

@@ -125,14 +125,6 @@ class KindInfo:
     selectable_fields: tuple[str, ...] = ()
     scale: Mapping[str, str] | None = None
 
-    @property
-    def singular(self) -> str:
-        return self.kind.lower()
-
-    @property
-    def crd_name(self) -> str:
-        return f"{self.plural}.{GROUP}"
-
 
 ENFORCED = Column("Enforced", ".status.enforcedBy", description="Serving pods that enforce the spec, out of all")
 READY = (Column.of_condition("Ready", "Ready"), Column.of_condition("Reason", "Ready", "reason"))
@@ -171,7 +163,7 @@ def _problems(error: ValidationError, prefix: str = "") -> list[Problem]:
 class Resource(ApiModel):
     """Base of the kinds: metadata, spec and status of one object of this API group.
 
-    Subclasses declare `INFO`, `spec` and `status`.
+    Subclasses declare `INFO`, and the types of `spec` and `status`.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -193,6 +185,8 @@ class Resource(ApiModel):
     )
 
     metadata: ObjectMeta
+    spec: Any
+    status: Any
 
     @classmethod
     def parse(cls, obj: Mapping[str, Any]) -> Self:

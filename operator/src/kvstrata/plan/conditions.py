@@ -92,9 +92,9 @@ def write_status(
     in the order of `findings`; one that is not among them leaves the status, unless the write `keeps_others` than
     Ready, Reconciling and Stalled. `can_wait`: progress only, which the next status may replace.
     """
-    status = _status_of(resource)
     if is_paused(resource):
         findings = _while_paused(findings)
+    status = resource.status
     before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
     current: dict[str, Any] = status.to_kubernetes()
     conditions = _conditions(findings, resource.generation, now, before)
@@ -124,10 +124,6 @@ def _while_paused(findings: Iterable[Finding | None]) -> list[Finding]:
 
 def status_from_nothing(findings: Iterable[Finding], generation: int, now: datetime) -> dict[str, Any]:
     return {"observedGeneration": generation, "conditions": _conditions(findings, generation, now, {})}
-
-
-def _status_of(resource: Resource) -> Any:
-    return getattr(resource, "status")  # noqa: B009  (declared by each kind)
 
 
 def _conditions(
@@ -168,7 +164,7 @@ def _summary(status: Mapping[str, Any]) -> dict[str, str | None] | None:
 
 def changes_only(resource: Resource, write: StatusWrite, fields: Collection[str]) -> bool:
     """Whether a write changes only these fields, in API form, and messages of conditions."""
-    before = [_without_message(condition.to_kubernetes()) for condition in _status_of(resource).conditions]
+    before = [_without_message(condition.to_kubernetes()) for condition in resource.status.conditions]
     now = [_without_message(condition) for condition in write.status.get("conditions", ())]
     return write.status.keys() <= {*fields, "conditions"} and ("conditions" not in write.status or now == before)
 

@@ -92,7 +92,7 @@ def read_foreign(
 
 def foreign_wait_s(owner: Resource, now: datetime) -> float:
     """Return when to read foreign objects again, which no watch shows: at first each second, a person is at work."""
-    stalled = getattr(owner, "status").condition(ConditionType.STALLED)  # noqa: B009  (declared by each kind)
+    stalled = owner.status.condition(ConditionType.STALLED)
     is_old = stalled is not None and stalled.reason == SharedReason.NAME_CONFLICT
     age_s = (now - stalled.last_transition_time).total_seconds() if is_old else 0.0
     return min(FOREIGN_S, max(1.0, age_s / 20))

@@ -35,7 +35,7 @@ def affected_by_object(world: World, key: Key, before: Resource | None, after: R
     """Return the keys of an object and of the plans that read the changed part; None is an absent object."""
     kind = KINDS[key.kind]
     if before is not None and after is not None:
-        seen = [(*_declared(one), *kind.watched(getattr(one, "status"))) for one in (before, after)]  # noqa: B009
+        seen = [(*_declared(one), *kind.watched(one.status)) for one in (before, after)]
         if seen[0] == seen[1]:
             return frozenset({key})
     claimed = claims_of(before), world.claims.by_holder.get(key, {})

@@ -43,7 +43,7 @@ class DomainStore(World):
             return None
         if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
             # A spec changes only with the generation. Sharing the object makes comparisons fast.
-            after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
+            after = after.model_copy(update={"spec": before.spec})
         self.replace(key, after)
         return before, after
 
