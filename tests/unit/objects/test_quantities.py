@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 
 from kvstrata.api.scalars import ResourceQuantity
-from kvstrata.objects.quantities import MOST, binary, canonical_quantity, quantity_bytes, round_up
+from kvstrata.objects.quantities import MOST, binary, canonical_quantity, round_up
+from kvstrata.quantity import quantity_bytes
 
 
 @pytest.mark.parametrize(

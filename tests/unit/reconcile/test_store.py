@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from secrets import token_bytes
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def at(version: int, raw: Raw, **metadata: Any) -> Raw:
 
 
 def store() -> Store:
-    return Store(lambda: bytes(64), lambda: NOW)
+    return Store(lambda: token_bytes(64), lambda: NOW)
 
 
 def key(kind: str, name: str) -> Key:
@@ -54,7 +55,7 @@ def test_an_answer_that_arrives_after_the_deletion_does_not_bring_the_object_bac
 
 def test_what_is_gone_for_long_is_forgotten_and_what_was_made_anew_is_not() -> None:
     clock = [NOW]
-    known = Store(lambda: bytes(64), lambda: clock[0])
+    known = Store(lambda: token_bytes(64), lambda: clock[0])
     for number in range(100):
         known.observe(at(2 * number + 1, policy(f"t{number}")))
         known.forget("TenantCachePolicy", NAMESPACE, f"t{number}", at(2 * number + 2, policy(f"t{number}")))

@@ -7,12 +7,10 @@ know.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
-from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints
@@ -20,7 +18,7 @@ from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandl
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
-from kvstrata.quantity import read_quantity
+from kvstrata.quantity import quantity_bytes, read_quantity
 
 VALIDATIONS = "x-kubernetes-validations"
 """Key under which a CRD schema holds its CEL rules."""
@@ -126,7 +124,7 @@ class _QuantityText(_IntOrText):
     @property
     def in_bytes(self) -> int:
         """The amount in bytes, rounded up as Kubernetes does; meaningful for memory and storage only."""
-        return _in_bytes(self)
+        return quantity_bytes(self)
 
 
 class Quantity(_QuantityText):
@@ -139,12 +137,6 @@ class Quantity(_QuantityText):
     EXPECTED = "must be a size such as 512Mi, 10Gi or 1048576, not negative, without fractions of a byte"
 
     __slots__ = ()
-
-
-@lru_cache(maxsize=4096)
-def _in_bytes(size: str) -> int:
-    """Return a size in bytes: plans ask for the same few of them all the time."""
-    return math.ceil(read_quantity(size)[0])
 
 
 class ResourceQuantity(_QuantityText):

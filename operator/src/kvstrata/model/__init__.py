@@ -1,1 +1,1 @@
-"""Snapshot of a domain at one moment: typed and frozen."""
+"""All that is known of a namespace: typed, and never changed by a plan."""

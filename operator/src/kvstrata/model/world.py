@@ -70,8 +70,8 @@ class World:
     """All that is known of one namespace; a plan reads nothing else, and changes nothing in it.
 
     It is the store's own, so it is valid until the plan returns: plans never wait. `term` is the leader's, `entropy` 64
-    fresh random bytes for each plan. `memo` keeps results of earlier plans. `installation` is the operator's own, None
-    in a process that knows none.
+    fresh random bytes for each plan; no two plans have the same. `memo` keeps results of earlier plans. `installation`
+    is the operator's own, None in a process that knows none.
 
     `mark_key` is of the installation's marks, empty until it is read. `contested`: tenants with several policies.
     `policy_names`: by UID. `unsettled`: policies with a generation that was never enforced. `granting`: admitted bytes

@@ -32,11 +32,6 @@ def canonical_quantity(text: str) -> str:
     return _decimal(value)
 
 
-def quantity_bytes(text: str) -> int:
-    """Return a size such as `512Mi` in bytes, rounded up. Raises ValueError for texts that are not quantities."""
-    return math.ceil(read_quantity(text)[0])
-
-
 def canonical_amounts(amounts: Mapping[str, str]) -> dict[str, str]:
     return {name: canonical_quantity(str(amount)) for name, amount in amounts.items()}
 

@@ -22,7 +22,7 @@ from kvstrata.reconcile.parse import OWN_KINDS, unreadable
 
 @dataclass(slots=True, kw_only=True)
 class DomainStore(World):
-    """A namespace's world, with what only the store reads.
+    """A namespace's world, with facts that only the store reads.
 
     By model: `suspected_bundles` is the root's newest resourceVersion from a watch, infinite after a shard was touched;
     `committed_at` this process' last committed revision and its monotonic time in seconds.

@@ -9,7 +9,7 @@ from typing import Any
 from kvstrata.cli.report.html import Markup, data_table, element
 from kvstrata.cli.report.panels import Panel
 from kvstrata.cli.report.plots import amount, plot
-from kvstrata.objects.quantities import quantity_bytes
+from kvstrata.quantity import quantity_bytes
 
 MOST_ROWS = 200
 LIGHT = ("#0b6bb8", "#b8440b", "#127a43", "#8a3fae", "#8a6200", "#b3124f", "#0f7480", "#5a5f66", "#3d3d3d")

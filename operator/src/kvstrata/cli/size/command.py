@@ -14,7 +14,8 @@ from kvstrata.cli.size.architecture import ConfigError, read_config
 from kvstrata.cli.size.declared import CHUNK_TOKENS, MAX_CONFIG_BYTES, config_of, measured_token_bytes, tier_of
 from kvstrata.cli.size.estimate import ELEMENT_BYTES, Cache, Figure, Machine, Source, Tier, Workload, figures, kv_dtype
 from kvstrata.cli.text import plain, table
-from kvstrata.objects.quantities import GIB, KIB, MIB, quantity_bytes
+from kvstrata.objects.quantities import GIB, KIB, MIB
+from kvstrata.quantity import quantity_bytes
 
 FAILED = 1
 _DTYPES = ("auto", *ELEMENT_BYTES)

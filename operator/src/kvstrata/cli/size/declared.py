@@ -10,7 +10,7 @@ from kvstrata.cli.pages import Page
 from kvstrata.cli.size.architecture import ConfigError
 from kvstrata.cli.size.estimate import Tier
 from kvstrata.objects import paths
-from kvstrata.objects.quantities import quantity_bytes
+from kvstrata.quantity import quantity_bytes
 
 CHUNK_TOKENS = 256
 _CONFIG_SCRIPT = (

@@ -127,6 +127,7 @@ def _shared(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str
                 found.setdefault(scope, {}).setdefault(policy.spec.effective_classification, []).append(name)
         return found
 
+    # Each plan has an entropy of its own, so this is found once for all policies of a plan.
     return world.memo.get(Classification, world.namespace, (world.entropy,), find)
 
 

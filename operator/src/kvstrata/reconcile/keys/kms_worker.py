@@ -21,7 +21,6 @@ from kvstrata.contract.receipt.facts import Statement
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.model.refs import Key
-from kvstrata.model.world import World
 from kvstrata.plan.actions import KeepInKms
 from kvstrata.plan.keys.custody import active_custody
 from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
@@ -63,18 +62,14 @@ class NamespaceKeys:
     task: asyncio.Task[None] | None = None
 
     @property
-    def world(self) -> World:
-        return self.store.world(self.namespace)
-
-    @property
     def domain(self) -> DomainStore:
         return self.store.domain(self.namespace)
 
     @property
     def uses_kms(self) -> bool:
         """Whether the CacheDomain's custody is a KMS, or may be, because it cannot be read."""
-        world = self.world
-        return is_unreadable(world) if world.domain is None else active_custody(world.domain) is Kind.KMS
+        known = self.domain
+        return is_unreadable(known) if known.domain is None else active_custody(known.domain) is Kind.KMS
 
     def wake(self) -> None:
         if self.task is None or self.task.done():
@@ -118,7 +113,7 @@ class NamespaceKeys:
         custody, domain = await self.kms_domains.of_namespace(self.namespace), self.domain
         records = await custody.records()
         # The scope of a lost key has a new epoch by now, or is ending.
-        domain.keys_lost &= epochs_with_a_future(self.world)
+        domain.keys_lost &= epochs_with_a_future(domain)
         due = plan_keys(self._needs(), records, self.ring.epochs(self.namespace), self.settled)
         if domain.keys_unwrapping - due.unwrap:
             domain.keys_unwrapping &= due.unwrap
@@ -143,9 +138,9 @@ class NamespaceKeys:
         return due.destroy <= self.settled
 
     def _needs(self) -> KeyNeeds:
-        world = self.world
-        lasting = epochs_with_a_future(world) - world.keys_lost
-        return KeyNeeds(epochs_in_use(world), lasting, self.wanted, world.data_keys.keys(), self.spent)
+        domain = self.domain
+        lasting = epochs_with_a_future(domain) - domain.keys_lost
+        return KeyNeeds(epochs_in_use(domain), lasting, self.wanted, domain.data_keys.keys(), self.spent)
 
     async def _take(self, custody: KmsCustody, due: KeyWork) -> None:
         """Draw, unwrap and hold keys. Answers about a CacheDomain that was replaced meanwhile are dropped."""
@@ -209,7 +204,7 @@ class NamespaceKeys:
         ended.whole()
 
     def _is_of(self, custody: KmsCustody) -> bool:
-        return self.world.domain_id == custody.domain
+        return self.domain.domain_id == custody.domain
 
     def _set_problem(self, problem: str) -> None:
         if self.domain.keys_problem != problem:
@@ -245,9 +240,10 @@ class KmsKeys:
             keys = self._of(namespace)
             if not keys.uses_kms:
                 continue
-            named = named_in_bundles(keys.world)
-            if keys.world.domain is not None:
-                keys.domain.data_keys, keys.domain.keys_unwrapping = named, frozenset(epochs_in_use(keys.world))
+            domain = keys.domain
+            named = named_in_bundles(domain)
+            if domain.domain is not None:
+                domain.data_keys, domain.keys_unwrapping = named, frozenset(epochs_in_use(domain))
             elif not named:
                 continue
             keys.wake()
@@ -255,7 +251,7 @@ class KmsKeys:
     def keep(self, namespace: str, order: KeepInKms) -> None:
         """Start drawing keys for epochs, and ending keys that no pod needs any more."""
         keys, epochs, spent = self._of(namespace), frozenset(order.epochs), frozenset(order.spent)
-        if keys.world.domain is None or not keys.uses_kms:
+        if keys.domain.domain is None or not keys.uses_kms:
             return
         if epochs - keys.wanted or spent - keys.spent:
             keys.woken.set()
