@@ -33,13 +33,15 @@ from kvstrata.contract.messages.erase_report import End, Line, Outcome, PrimaryE
 from kvstrata.contract.messages.erase_report import Erased as ErasedLine
 from kvstrata.contract.receipt.claims import claims, contradiction
 from kvstrata.contract.receipt.facts import Amount, Erasure
+from kvstrata.contract.receipt.record import Head, Link
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.store.redis_keys import BlockKey
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import TierDeletion
 from kvstrata.plan.erasure.deletions import DeletionRun
-from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
+from kvstrata.plan.erasure.receipt_chain import ChainConflictError, ChainState
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
@@ -180,6 +182,10 @@ class Jobs:
         self.removed.append(erasure)
 
 
+FIRST_DIGEST = digest_bytes(b"1")
+"""Digest of the first receipt of a `Chain`."""
+
+
 @dataclass
 class Chain:
     """A chain that takes receipts whose facts hold together."""
@@ -190,13 +196,11 @@ class Chain:
     told: list[ReceiptChain | None] = field(default_factory=list)
     """What the domain's status told of the chain, each time."""
 
-    async def issue(
-        self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
-    ) -> Receipted | ChainConflict:
+    async def issue(self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure) -> ChainState:
         """Append, or find what is there."""
         self.told.append(told)
         if self.conflict:
-            return ChainConflict(self.conflict)
+            raise ChainConflictError(self.conflict)
         assert contradiction(facts) is None
         known = next((one for one in self.issued if one.subject.uid == facts.subject.uid), None)
         assert known in (None, facts), "each attempt writes the same receipt"
@@ -205,8 +209,12 @@ class Chain:
         if self.lost_answers:
             self.lost_answers -= 1
             raise KubeError(0, "Timeout", "the API server did not answer")
-        digest = f"{1 + self.issued.index(facts):064x}"
-        return Receipted(digest, len(self.issued), digest)
+        return ChainState(domain, namespace, [_link(domain, number, one) for number, one in enumerate(self.issued, 1)])
+
+
+def _link(domain: str, number: int, facts: Erasure) -> Link:
+    body = {"erasure": {"subject": {"uid": facts.subject.uid}}}
+    return Link(Head(domain, NAMESPACE, number, None, "0" * 64), 1, (), body, str(number).encode())
 
 
 class Gates:

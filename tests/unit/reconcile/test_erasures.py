@@ -14,7 +14,7 @@ from kvstrata.contract.receipt.facts import Component
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, own
-from tests.unit.reconcile.erasing import KIND, World
+from tests.unit.reconcile.erasing import FIRST_DIGEST, KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 
 
@@ -48,8 +48,8 @@ def test_an_erasure_ends_with_a_receipt_that_proves_all_of_it() -> None:
     assert (made.status["keys"], made.status["tiers"][0]["deleted"]) == (3, 3)
     (receipt,) = made.chain.issued
     assert receipt.versions == named(made)
-    assert made.status["receiptDigest"] == f"{1:064x}"
-    assert made.sim.status("CacheDomain", "default")["receipts"] == {"count": 1, "head": f"{1:064x}"}
+    assert made.status["receiptDigest"] == FIRST_DIGEST
+    assert made.sim.status("CacheDomain", "default")["receipts"] == {"count": 1, "head": FIRST_DIGEST}
 
 
 def test_what_a_model_has_is_erased_of_all_its_tenants_whom_the_receipt_does_not_name() -> None:
@@ -307,5 +307,5 @@ def test_the_audit_log_tells_each_step_once_whoever_leads(caplog: pytest.LogCapt
     assert len({str(line).replace(str(line.sequence), "") for line in steps}) == len(steps)
     (deleted,) = [line for line in steps if line.action is Action.SERVER_DELETED]
     assert (deleted.tier, deleted.blocks, deleted.remaining, deleted.reason) == ("shared", 3, 0, "Done")
-    assert [line.receipt for line in steps if line.receipt] == [f"{1:064x}"]
+    assert [line.receipt for line in steps if line.receipt] == [FIRST_DIGEST]
     assert [line.phase for line in told if line.phase][-1] == "Complete"

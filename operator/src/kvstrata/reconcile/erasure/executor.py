@@ -14,7 +14,7 @@ from kvstrata.objects.erasure.delete_job import TierDeletion
 from kvstrata.plan.erasure import deletions, gather, orders
 from kvstrata.plan.erasure.advance import RETRY_S, ErasureState, OrderDone, OrderFailed
 from kvstrata.plan.erasure.deletions import DeletionRun
-from kvstrata.plan.erasure.receipt_chain import ChainConflict
+from kvstrata.plan.erasure.receipt_chain import ChainConflictError
 from kvstrata.plan.redis.backend import report_of
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure.deps import ErasureDeps
@@ -36,7 +36,7 @@ async def execute(deps: ErasureDeps, state: ErasureState, order: orders.Order) -
             event = await _carry_out(deps, state, order)
     except NotLeadingError:
         raise
-    except CustodyError as error:
+    except (CustodyError, ChainConflictError) as error:
         event = OrderFailed(order, str(error), refused=True)
     except (KubeError, LookError, PodAnswerError) as error:
         event = OrderFailed(order, str(error))
@@ -49,7 +49,7 @@ async def execute(deps: ErasureDeps, state: ErasureState, order: orders.Order) -
     return event
 
 
-async def _carry_out(deps: ErasureDeps, state: ErasureState, order: orders.Order) -> OrderDone | OrderFailed:
+async def _carry_out(deps: ErasureDeps, state: ErasureState, order: orders.Order) -> OrderDone:
     record, pods = state.record, deps.pods
     match order:
         case orders.RevokeKeys():
@@ -118,16 +118,14 @@ async def _start_deletion(deps: ErasureDeps, state: ErasureState, order: orders.
         return DeletionRun("", JobState.FAILED, problem=str(error))
 
 
-async def _issue(deps: ErasureDeps, record: ErasureRecord, order: orders.IssueReceipt) -> OrderDone | OrderFailed:
+async def _issue(deps: ErasureDeps, record: ErasureRecord, order: orders.IssueReceipt) -> OrderDone:
     store, namespace, domain = deps.store, record.namespace, record.domain
     deps.may_write()
-    done = await deps.chains.issue(namespace, domain, recorded_chain(store, namespace, domain), order.facts)
-    if isinstance(done, ChainConflict):
-        return OrderFailed(order, done.message, refused=True)
+    chain = await deps.chains.issue(namespace, domain, recorded_chain(store, namespace, domain), order.facts)
     deps.may_write()
-    await record_chain(deps.kube, store, namespace, domain, done.count, done.head)
+    await record_chain(deps.kube, store, chain)
     metrics.count_erasure(order.facts)
-    return OrderDone(order, (ReceiptWritten(done.digest),))
+    return OrderDone(order, (ReceiptWritten(chain.digest_of(order.facts.subject.uid)),))
 
 
 def _tier(deps: ErasureDeps, record: ErasureRecord, name: str) -> CacheTier | None:

@@ -13,8 +13,9 @@ import logging
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.signing import SigningError
+from kvstrata.plan.erasure.receipt_chain import ChainState
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.erasure.receipt_chain import Chains, HandedOver, record_chain, recorded_chain
+from kvstrata.reconcile.erasure.receipt_chain import Chains, record_chain, recorded_chain
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
@@ -51,20 +52,18 @@ class KeyRotation:
         if await self._chains.rotate(self._max_age_s):
             log.warning("another key signs receipts from now on")
             metrics.RECEIPT_KEY_ROTATIONS.inc()
-        done, problems = await self._chains.hand_over(self._reported)
-        for one in done:
-            await self._publish(one)
+        is_over, problems = await self._chains.hand_over(self._reported, self._publish)
         for problem in problems:
             log.warning("a chain of receipts was not handed over to the current key", extra={"problem": problem})
         metrics.RECEIPT_CHAINS_STUCK.set(len(problems))
-        if await self._chains.finish_rotation(self._reported):
+        if is_over:
             log.info("every chain of receipts was handed over to the current key")
 
     def _reported(self, namespace: str, domain: str) -> ReceiptChain | None:
         return recorded_chain(self._store, namespace, domain) if namespace else None
 
-    async def _publish(self, one: HandedOver) -> None:
-        found = await record_chain(self._kube, self._store, one.namespace, one.domain, one.count, one.head)
-        if found is not None:
-            message = f"receipt {one.count} hands the chain over to the new signing key"
+    async def _publish(self, chain: ChainState) -> None:
+        found = await record_chain(self._kube, self._store, chain)
+        if found is not None and chain.newest is not None:
+            message = f"receipt {chain.newest.head.sequence} hands the chain over to the new signing key"
             await self._events.publish(found, "ReceiptsKeyRotated", message)

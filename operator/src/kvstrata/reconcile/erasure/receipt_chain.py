@@ -8,20 +8,17 @@ The head is the record with the highest number, and the next number's object can
 a second writer, which reads again and appends behind the first. Results are read back after the write.
 `plan.erasure.receipt_chain` decides.
 
-A rotation has three repeatable steps: the Secret gets a new current key and keeps the previous one (`rotate`), each
-chain gets a record that both keys sign (`hand_over`), and the previous key leaves the Secret when no chain needs it
-(`finish_rotation`). Public keys stay.
+A rotation has two repeatable steps: the Secret gets a new current key and keeps the previous one (`rotate`); each
+chain gets a record that both keys sign, and then the previous key leaves the Secret (`hand_over`). Public keys stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain, ReceiptChain
 from kvstrata.api.scalars import format_timestamp
@@ -29,13 +26,12 @@ from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND, CONFIG_MAP, SECRET
 from kvstrata.clients.signing import SigningError, SigningKeys, generate, is_signed
 from kvstrata.contract.receipt.facts import Erasure
-from kvstrata.contract.receipt.record import Link, ReceiptError, Record, check_signatures, read_link
+from kvstrata.contract.receipt.record import Link, ReceiptError, check_signatures, read_link
 from kvstrata.contract.receipt.vocabulary import moment_in_s
 from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.receipts import build_public_keys, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
-from kvstrata.plan.erasure import receipt_chain
-from kvstrata.plan.erasure.receipt_chain import ChainConflict, ChainState, KeysInUse, Receipted
+from kvstrata.plan.erasure.receipt_chain import ChainConflictError, ChainState, KeysInUse, next_record
 from kvstrata.reconcile.audit import record_secret
 from kvstrata.reconcile.claims import NameConflictError
 from kvstrata.reconcile.secrets import decode
@@ -49,28 +45,12 @@ ATTEMPTS = 8
 
 _OF_RECEIPTS = f"{labels.NAME}={labels.of_receipts(labels.RECEIPT)[labels.NAME]}"
 _WHOLE = f"{labels.COMPONENT}={labels.RECEIPT}"
-S = TypeVar("S")
-Plan = Callable[[ChainState, KeysInUse], Record | S]
 ConfigMaps = dict[str, Mapping[str, Any]]
 """By name."""
 
 
-class _CannotGoOnError(Exception):
-    """Only an administrator can repair this. The message names the object and the remedy."""
-
-
 RecordedChain = Callable[[str, str], ReceiptChain | None]
 """Maps namespace and domain id to the chain in the CacheDomain's status."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """A chain whose newest record is a hand-over to the current key."""
-
-    namespace: str
-    domain: str
-    count: int
-    head: str
 
 
 class Chains:
@@ -83,20 +63,13 @@ class Chains:
         self._kube, self._namespace, self._now, self._may_write = kube, namespace, now, may_write
         self._lock = asyncio.Lock()
 
-    async def issue(
-        self, namespace: str, domain: str, recorded: ReceiptChain | None, facts: Erasure
-    ) -> Receipted | ChainConflict:
-        """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `recorded` is the
-        chain in the CacheDomain's status. A chain that only an administrator can repair is a conflict, without any
-        write. Raises KubeError and NotLeadingError; a retry finds the written record."""
+    async def issue(self, namespace: str, domain: str, recorded: ReceiptChain | None, facts: Erasure) -> ChainState:
+        """Return the chain of a domain (its id) with an erasure's receipt, which is appended unless it exists.
+        `recorded` is the chain in the CacheDomain's status. Raises ChainConflictError, before any write, for a chain
+        that only an administrator can repair; KubeError and NotLeadingError, after which a retry finds the written
+        record."""
         async with self._lock:
-            try:
-                plan = partial(receipt_chain.plan_receipt, erasure=facts)
-                done: tuple[Receipted | ChainConflict, ChainState]
-                done = await self._append(domain, plan, lambda *_: recorded, namespace)
-                return done[0]
-            except (_CannotGoOnError, SigningError, ReceiptError) as error:
-                return ChainConflict(str(error))
+            return await self._append(domain, lambda *_: recorded, namespace, facts)
 
     async def rotate(self, max_age_s: float) -> bool:
         """Start a rotation if the current key is older than `max_age_s` (0: at any age), or a new value of the
@@ -117,62 +90,46 @@ class Chains:
         record_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=1)
         return True
 
-    async def hand_over(self, recorded: RecordedChain) -> tuple[list[HandedOver], list[str]]:
-        """Give each chain that the previous key signed a record that both keys sign. Returns the chains that end
-        with such a record, and why others could not get one: those keep the previous key in the Secret. Does nothing
-        outside a rotation. Raises KubeError, NotLeadingError and SigningError."""
-        done, problems = list[HandedOver](), list[str]()
-        stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
-        if stored is None or SigningKeys.from_secret_data(decode(stored)).previous is None:
-            return done, problems
-        for domain in await self._domains():
-            try:
-                if (one := await self._handed_over(domain, recorded)) is not None:
-                    done.append(one)
-            except (_CannotGoOnError, SigningError, ReceiptError) as error:
-                problems.append(str(error))
-        return done, problems
-
-    async def finish_rotation(self, recorded: RecordedChain) -> bool:
-        """Remove the previous key from the Secret if no chain needs it; return whether it did. No receipt is written
-        meanwhile: one signed by the previous key could not be continued. Raises KubeError and NotLeadingError."""
+    async def hand_over(
+        self, recorded: RecordedChain, publish: Callable[[ChainState], Awaitable[None]]
+    ) -> tuple[bool, list[str]]:
+        """Give each chain that the previous key signed a record that both keys sign, `publish` chains that end with
+        one, and remove the previous key from the Secret. Returns whether it did, and why chains could not be handed
+        over: those keep the key. No receipt is written meanwhile: one signed by the previous key could not be
+        continued. Does nothing outside a rotation. Raises KubeError, NotLeadingError and SigningError."""
+        problems = list[str]()
         async with self._lock:
             stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
-            if stored is None:
-                return False
-            try:
-                keys = SigningKeys.from_secret_data(decode(stored))
-                if keys.previous is None:
-                    return False
-                for domain in await self._domains():
-                    keys, chain = await self._chain(domain, recorded)
-                    if receipt_chain.plan_hand_over(chain, _in_use(keys)) is not None:
-                        return False
-            except (_CannotGoOnError, SigningError, ReceiptError):
-                return False
+            if stored is None or (keys := SigningKeys.from_secret_data(decode(stored))).previous is None:
+                return False, problems
+            for domain in await self._domains():
+                try:
+                    chain = await self._append(domain, recorded)
+                except ChainConflictError as error:
+                    problems.append(str(error))
+                else:
+                    if chain.newest is not None and chain.newest.subject_uid is None:
+                        await publish(chain)
+            if problems:
+                return False, problems
             await self._put_key(stored, keys.without_previous(), {})
         record_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=0, removed=1)
-        return True
-
-    async def _handed_over(self, domain: str, recorded: RecordedChain) -> HandedOver | None:
-        step, chain = await self._append(domain, receipt_chain.plan_hand_over, recorded)
-        if step is not None:
-            raise _CannotGoOnError(step.message)
-        if chain.newest is None or chain.newest.subject_uid is not None:
-            return None
-        return HandedOver(chain.namespace, domain, chain.newest.head.sequence, chain.newest.digest)
+        return True, problems
 
     async def _append(
-        self, domain: str, plan: Plan[S], recorded: RecordedChain, namespace: str = ""
-    ) -> tuple[S, ChainState]:
-        """Write records as long as `plan` returns one; return its last result and the chain that it is of."""
+        self, domain: str, recorded: RecordedChain, namespace: str = "", facts: Erasure | None = None
+    ) -> ChainState:
+        """Write the records that the chain lacks, and return it."""
         found: ConfigMaps = {}
-        for _ in range(ATTEMPTS):
-            keys, chain = await self._chain(domain, recorded, namespace, found)
-            step = plan(chain, _in_use(keys))
-            if not isinstance(step, Record):
-                return step, chain
-            await self._write(keys.sign(step), found)
+        try:
+            for _ in range(ATTEMPTS):
+                keys, chain = await self._chain(domain, recorded, namespace, found)
+                record = next_record(chain, KeysInUse(keys.current_id, keys.since, keys.previous_id), facts)
+                if record is None:
+                    return chain
+                await self._write(keys.sign(record), found)
+        except (SigningError, ReceiptError) as error:
+            raise ChainConflictError(str(error)) from None
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
 
     async def _domains(self) -> list[str]:
@@ -198,7 +155,7 @@ class Chains:
             keys = SigningKeys.from_secret_data(decode(stored))
         except SigningError as error:
             what = f"Secret {names.RECEIPTS_KEY_SECRET} of namespace {self._namespace}"
-            raise _CannotGoOnError(f"{what}: {error}; put back the one that signed, from a backup") from None
+            raise ChainConflictError(f"{what}: {error}; put back the one that signed, from a backup") from None
         return keys, await self._publish(keys, public)
 
     async def _public(self) -> Mapping[str, Any] | None:
@@ -219,7 +176,7 @@ class Chains:
                 used = True
                 break
         if used:
-            raise _CannotGoOnError(
+            raise ChainConflictError(
                 f"the key that signs receipts is gone: namespace {self._namespace} has no Secret "
                 f"{names.RECEIPTS_KEY_SECRET}. Put it back from a backup; or annotate ConfigMap "
                 f"{names.RECEIPT_PUBLIC_KEYS} with {labels.ACCEPT_LOST_KEY}: <reason>, and a new key begins, which "
@@ -272,7 +229,7 @@ class Chains:
                 link = read_link(data)
                 check_signatures(link, is_signed)
             except ReceiptError as error:
-                raise _CannotGoOnError(_not_ours(name, str(error))) from None
+                raise ChainConflictError(_not_ours(name, str(error))) from None
             links.append(link)
         namespace = namespace or (links[-1].head.namespace if links else "")
         chain = ChainState(domain, namespace, links, recorded(namespace, domain))
@@ -280,7 +237,7 @@ class Chains:
         # It commits to all records before it.
         if newest is not None and newest.next_signer not in published | keys.public_pems().keys():
             name = names.receipt(domain, newest.head.sequence)
-            raise _CannotGoOnError(_not_ours(name, f"key {newest.next_signer[:16]} was never the operator's"))
+            raise ChainConflictError(_not_ours(name, f"key {newest.next_signer[:16]} was never the operator's"))
         return keys, chain
 
     async def _write(self, receipt: bytes, found: ConfigMaps) -> None:
@@ -296,10 +253,6 @@ class Chains:
                 raw = await self._kube.get(CONFIG_MAP, self._namespace, name)
                 if raw is not None:
                     found[name] = raw
-
-
-def _in_use(keys: SigningKeys) -> KeysInUse:
-    return KeysInUse(keys.current_id, keys.since, keys.previous_id)
 
 
 def _annotations(raw: Mapping[str, Any] | None) -> Mapping[str, str]:
@@ -319,18 +272,18 @@ def recorded_chain(store: Store, namespace: str, domain: str) -> ReceiptChain | 
     return found.status.receipts if found is not None else None
 
 
-async def record_chain(
-    kube: Kube, store: Store, namespace: str, domain: str, number: int, head: str
-) -> CacheDomain | None:
-    """Write number and digest of a domain's newest receipt into the status of its CacheDomain. Return that, or None if
+async def record_chain(kube: Kube, store: Store, chain: ChainState) -> CacheDomain | None:
+    """Write number and digest of a chain's newest receipt into the status of its CacheDomain. Return that, or None if
     it is gone or counts as much already. Raises KubeError."""
-    found, resource = _domain(store, namespace, domain), BY_KIND[CacheDomain.INFO.kind]
-    known = found.status.receipts if found is not None else None
-    if found is None or store.is_anothers(namespace) or (known is not None and known.count >= number):
+    namespace, newest = chain.namespace, chain.newest
+    found, resource = _domain(store, namespace, chain.domain_id), BY_KIND[CacheDomain.INFO.kind]
+    if found is None or newest is None or store.is_anothers(namespace):
         return None
-    status, version = {"receipts": {"count": number, "head": head}}, found.metadata.resource_version
+    if found.status.receipts is not None and found.status.receipts.count >= newest.head.sequence:
+        return None
+    status = {"receipts": {"count": newest.head.sequence, "head": newest.digest}}
     try:
-        written = await kube.patch_status(resource, namespace, DOMAIN_NAME, status, version)
+        written = await kube.patch_status(resource, namespace, DOMAIN_NAME, status, found.metadata.resource_version)
     except KubeError as error:
         if error.is_not_found:
             return None
