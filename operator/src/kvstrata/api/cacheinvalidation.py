@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from kvstrata.api.base import READY, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, exactly_one_of
 from kvstrata.api.common import ObjectRef, TierNames
 from kvstrata.api.markers import atomic_list, between, map_list, set_list
-from kvstrata.api.prefixpool import Messages, PrefixText, TokenIds
+from kvstrata.api.prefixpool import PrefixContent
 from kvstrata.api.scalars import Count, Duration, ObjectName, Quantity, ShortText, TenantName, Text, Timestamp
 from kvstrata.api.status import Hex, PodCount, Revision, Status
 from kvstrata.contract.policy.keyspace import ScopeKind
@@ -24,23 +24,6 @@ MAX_SCOPES = 4096
 
 MAX_ERASED_TIERS = 16
 """Most tiers in status.tiers."""
-
-
-class PrefixContent(ApiModel):
-    """The content of the prefix, given in exactly one form."""
-
-    text: PrefixText | None = None
-    """Text, tokenised without a chat template."""
-
-    messages: Messages | None = None
-    """Messages, rendered by the model's chat template."""
-
-    token_ids: TokenIds | None = Field(default=None, alias="tokenIDs")
-    """Token ids."""
-
-    RULES = (
-        exactly_one_of(("text", "messages", "tokenIDs"), "content needs exactly one of text, messages and tokenIDs"),
-    )
 
 
 class PrefixScope(ApiModel):

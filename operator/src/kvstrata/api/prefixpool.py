@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -41,17 +41,35 @@ class SourceFormat(StrEnum):
     CHAT = "Chat"
 
 
-class Prefix(ApiModel):
-    """One prefix, given in exactly one form."""
-
-    name: ObjectName
-    """Name of the prefix within its pool."""
+class PrefixContent(ApiModel):
+    """The content of the prefix, given in exactly one form."""
 
     text: PrefixText | None = None
     """Text, tokenised without a chat template."""
 
     messages: Messages | None = None
     """Messages, rendered by the model's chat template."""
+
+    token_ids: TokenIds | None = Field(default=None, alias="tokenIDs")
+    """Token ids."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        exactly_one_of(("text", "messages", "tokenIDs"), "content needs exactly one of text, messages and tokenIDs"),
+    )
+
+    @property
+    def chat(self) -> dict[str, Any] | None:
+        """The messages as a body of /v1/chat/completions."""
+        if self.messages is None:
+            return None
+        return {"messages": [{"role": one.role, "content": one.content} for one in self.messages]}
+
+
+class Prefix(PrefixContent):
+    """One prefix, given in exactly one form."""
+
+    name: ObjectName
+    """Name of the prefix within its pool."""
 
     tools: Annotated[tuple[AnyObject, ...], Field(max_length=128), atomic_list()] = ()
     """Tools that the chat template renders; with messages only. The API server stores the keys of these objects in
@@ -60,9 +78,6 @@ class Prefix(ApiModel):
 
     chat_template_kwargs: AnyObject | None = None
     """Further arguments of the chat template; with messages only. Only simple values are accepted, as from callers."""
-
-    token_ids: TokenIds | None = Field(default=None, alias="tokenIDs")
-    """Token ids."""
 
     config_map_key_ref: ConfigMapKeyRef | None = None
     """Key of a ConfigMap that holds the prefix. A change is read within a minute."""
@@ -89,6 +104,11 @@ class Prefix(ApiModel):
             holds=lambda prefix: prefix.config_map_key_ref is not None or "format" not in prefix.model_fields_set,
         ),
     )
+
+    @property
+    def chat(self) -> dict[str, Any] | None:
+        more = {"tools": list(self.tools), "chat_template_kwargs": self.chat_template_kwargs}
+        return {**chat, **more} if (chat := super().chat) is not None else None
 
 
 class Readers(ApiModel):
@@ -201,7 +221,46 @@ class PrefixStatus(StatusModel):
     """Whole chunks of these tokens."""
 
 
-class NextContent(StatusModel):
+class PoolContent(StatusModel):
+    """Content of a pool, and how far it is computed."""
+
+    scope: ScopeStatus | None = None
+    """Scope and epoch of the content."""
+
+    content_digest: Hex | None = None
+    """Digest of the prefixes, including the content of ConfigMaps."""
+
+    render_id: Hex | None = Field(default=None, alias="renderID")
+    """Engine, tokenizer and arguments that made the tokens, as in the pods' label kvstrata.io/render."""
+
+    manifest_digest: Hex | None = None
+    """Digest of the manifest, the names of the chunks, once every pod computed the same."""
+
+    tokens: Count | None = None
+    """Tokens of all prefixes that no continuation changes."""
+
+    chunks: Count | None = None
+    """Whole chunks of all prefixes; common beginnings are counted once."""
+
+    prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), map_list()] = ()
+    """Result of rendering each prefix."""
+
+    published: bool | None = None
+    """Whether readers know the content. They use the current and the next one until every pod knows the next one and no
+    pod makes the tokens of the current one."""
+
+    warmed_at: Timestamp | None = None
+    """When all of the content was last computed."""
+
+    identities: Annotated[tuple[ResolvedIdentity, ...], Field(max_length=MAX_IDENTITIES), atomic_list()] = ()
+    """Cache identities, with fingerprints, of the pods that served when every tier held every chunk of each of them; at
+    most 16. A pod with another one finds none of the chunks, and computes them again."""
+
+    tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), map_list()] = ()
+    """Chunks that each tier holds; of a tier in pods, those of the pod that holds least."""
+
+
+class NextContent(PoolContent):
     """New content that will replace the current one."""
 
     scope: ScopeStatus
@@ -210,81 +269,18 @@ class NextContent(StatusModel):
     content_digest: Hex
     """Digest of the content of its prefixes."""
 
-    render_id: Hex | None = Field(default=None, alias="renderID")
-    """Engine, tokenizer and arguments that made its tokens, as in the pods' label kvstrata.io/render."""
 
-    manifest_digest: Hex | None = None
-    """Digest of its manifest, once every pod computed the same."""
-
-    tokens: Count | None = None
-    """Tokens of all its prefixes."""
-
-    chunks: Count | None = None
-    """Chunks of all its prefixes; common beginnings are counted once."""
-
-    prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), map_list()] = ()
-    """Result of rendering each prefix."""
-
-    published: bool | None = None
-    """Whether readers know it already. They use both contents until every pod knows the new one and no pod makes the
-    tokens of the current one."""
-
-    warmed_at: Timestamp | None = None
-    """When all of it was computed."""
-
-    identities: Annotated[tuple[ResolvedIdentity, ...], Field(max_length=MAX_IDENTITIES), atomic_list()] = ()
-    """Cache identities, with fingerprints, of the pods that served when every tier held every chunk of each of them; at
-    most 16. A pod with another one finds none of the chunks, and computes them again."""
-
-    tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), map_list()] = ()
-    """Chunks that each tier holds; of a tier in pods, those of the pod that holds least."""
-
-
-class PrefixPoolStatus(Status):
+class PrefixPoolStatus(PoolContent, Status):
     """Observed state of a PrefixPool."""
-
-    scope: ScopeStatus | None = None
-    """The pool's scope and its epoch."""
 
     cache_generation: Generation | None = None
     """The cacheGeneration that was last acted on."""
 
-    content_digest: Hex | None = None
-    """Digest of the content of the prefixes, including that of ConfigMaps."""
-
-    render_id: Hex | None = Field(default=None, alias="renderID")
-    """Engine, tokenizer and arguments that made the tokens, as in the pods' label kvstrata.io/render."""
-
-    tokens: Count | None = None
-    """Tokens of all prefixes that no continuation changes."""
-
-    chunks: Count | None = None
-    """Whole chunks of all prefixes; common beginnings are counted once."""
-
     bytes: Quantity | None = None
-    """Size of those chunks."""
-
-    manifest_digest: Hex | None = None
-    """Digest of the pool's manifest: the names of its chunks."""
-
-    prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), map_list()] = ()
-    """Result of rendering each prefix."""
+    """Size of the chunks."""
 
     next: NextContent | None = None
     """New content that is being computed while readers keep the current one."""
-
-    published: bool | None = None
-    """Whether readers know the current content."""
-
-    warmed_at: Timestamp | None = None
-    """When the current content was last computed."""
-
-    identities: Annotated[tuple[ResolvedIdentity, ...], Field(max_length=MAX_IDENTITIES), atomic_list()] = ()
-    """Cache identities, with fingerprints, of the pods that served when every tier held every chunk of each of them; at
-    most 16. A pod with another one finds none of the chunks, and computes them again."""
-
-    tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), map_list()] = ()
-    """Chunks that each tier holds; of a tier in pods, those of the pod that holds least."""
 
     usage: Usage | None = None
     """Bytes of the pool in the tiers."""

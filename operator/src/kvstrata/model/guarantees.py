@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.common import Budget
-from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
+from kvstrata.api.prefixpool import PoolContent, PrefixPool
 from kvstrata.api.tenantcachepolicy import Isolation, ModelsSelector, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.contract.wire import digest
@@ -125,7 +125,7 @@ def declared_guarantees(resource: Holder) -> dict[str, int]:
             return sizes
 
 
-def is_whole(slot: PrefixPoolStatus | NextContent) -> bool:
+def is_whole(slot: PoolContent) -> bool:
     """Whether status has the full size of a pool's content."""
     return bool(slot.published) or (bool(slot.tiers) and all(row.stored >= row.expected > 0 for row in slot.tiers))
 

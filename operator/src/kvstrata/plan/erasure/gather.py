@@ -46,7 +46,7 @@ from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
-from kvstrata.plan.erasure.prefix import source_of
+from kvstrata.plan.pools.content import given_source
 from kvstrata.plan.redis.backend import report_of
 from kvstrata.plan.redis.cluster import never_used
 from kvstrata.plan.rules.invalidation import scopes_to_leave
@@ -72,11 +72,12 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
     prefix = invalidation.spec.scope.prefix
     erased_prefix: ErasedPrefix | None = None
     if prefix is not None:
-        chunks = prefix_chunks(world, invalidation, started).chunks
+        chunks = prefix_chunks(world, invalidation, started).made
         if not chunks:
             return None
         model = prefix.model_ref.name
-        erased_prefix = ErasedPrefix(model, chunks, prefix_commitment(domain_key, model, source_of(prefix).digest))
+        content = given_source(prefix.content).digest
+        erased_prefix = ErasedPrefix(model, chunks, prefix_commitment(domain_key, model, content))
     epochs = tuple(
         LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, _successor(world, one))
         for one in status.scopes

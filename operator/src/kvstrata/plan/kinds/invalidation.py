@@ -24,14 +24,14 @@ from kvstrata.contract.wire import digest
 from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
-from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Remove, bundle_keys, key_of
+from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Question, Remove, bundle_keys, key_of
 from kvstrata.plan.bundle.enforcement import bundles_lack
 from kvstrata.plan.conditions import Finding, false, kstatus, listed, true, write_status
 from kvstrata.plan.erasure import status as erasurestatus
 from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves
 from kvstrata.plan.erasure.policy_deletion import FINALIZER, finalizers
-from kvstrata.plan.erasure.prefix import Prefix
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
+from kvstrata.plan.pools.content import Progress
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import invalidation as chain
 from kvstrata.plan.witnesses import Witness, account_for, witnesses_now
@@ -94,16 +94,16 @@ def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
 
 
 def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datetime, order: CarryOutErasure) -> Plan:
-    named = Prefix()
+    questions: tuple[Question, ...] = ()
     if invalidation.spec.scope.prefix is not None and invalidation.status.rolled_time is None:
         named = prefix_chunks(world, invalidation, now)
-        why = named.objection
+        why, questions = named.objection, named.questions
         if why is None and _left_s(world, invalidation, now) < 0:
             late = "pods did not name the chunks in time: nothing was done"
             why = Decision(InvalidationReason.DEADLINE_EXCEEDED, late)
         if why is not None:
             return replace(_fail(invalidation, now, why), enqueue=(*bundle_keys(world), key_of(invalidation)))
-    return Plan(actions=(order, *named.questions), wake_after_s=LOOK_AGAIN_S)
+    return Plan(actions=(order, *questions), wake_after_s=LOOK_AGAIN_S)
 
 
 def _end(world: World, invalidation: CacheInvalidation) -> Plan:
@@ -176,7 +176,7 @@ def _ends(policy: TenantCachePolicy) -> list[dict[str, Any]]:
     return [{"kind": str(reported.kind), "name": reported.name, "oldEpoch": reported.epoch}]
 
 
-def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Prefix, why: Decision) -> Plan:
+def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Progress[Any], why: Decision) -> Plan:
     fields = {**_started(invalidation, now), "message": why.message}
     statuses = write_status(invalidation, now, kstatus(pending=why), fields)
     return Plan(actions=named.questions, statuses=statuses, wake_after_s=named.again_s or LOOK_AGAIN_S)

@@ -29,8 +29,8 @@ from kvstrata.plan.bundle.enforcement import coverage
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.keys.data_keys import is_lost
 from kvstrata.plan.kinds.pool_warming import Step, as_recorded, cold, live
-from kvstrata.plan.pools.content import Content, Sources, read_sources
-from kvstrata.plan.pools.rendering import Agreed, Renderings, newest_render_id, render
+from kvstrata.plan.pools.content import Content, Progress, read_sources
+from kvstrata.plan.pools.rendering import Agreed, newest_render_id, render
 from kvstrata.plan.pools.shards import committed_version, contents, has_replaced_versions, keyspace_of_slot, newest_of
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import pool as chain
@@ -64,27 +64,31 @@ def _next_step(world: World, pool: PrefixPool, now: datetime) -> Step:
         return Step(stalled=stalled)
     model = world.models[pool.spec.model_ref.name]
     sources = read_sources(world, pool, now)
-    reading = Decision(PoolReason.RENDERING, "the ConfigMaps that it names are being read")
-    made = Renderings(objection=sources.objection, pending=reading)
-    if sources.content is not None:
-        if (drawn := _drawn(world, pool, sources.content)) is not None:
+    made: Progress[Agreed] = Progress(objection=sources.objection, pending=sources.pending)
+    if sources.made is not None:
+        if (drawn := _drawn(world, pool, sources.made)) is not None:
             why = Decision(PoolReason.RENDERING, "a new epoch was drawn; pods are asked to make tokens of it")
             step = Step(pending=why, fields=drawn, enqueue=_followers(world, pool))
             return replace(step, questions=sources.questions, again_s=sources.again_s)
-        made = render(world, model, pool.name, sources.content, now)
+        made = render(world, model, pool.name, sources.made, now)
     return _rendered(world, pool, model, sources, made, now)
 
 
 def _rendered(
-    world: World, pool: PrefixPool, model: CachedModel, sources: Sources, made: Renderings, now: datetime
+    world: World,
+    pool: PrefixPool,
+    model: CachedModel,
+    sources: Progress[Content],
+    made: Progress[Agreed],
+    now: datetime,
 ) -> Step:
     questions: tuple[Question, ...] = (*sources.questions, *made.questions)
     objection = made.objection
     taken: dict[str, Any] | None = None
-    if made.agreed is not None and sources.content is not None:
-        objection = _instability(world, pool, model, made.agreed)
+    if made.made is not None and sources.made is not None:
+        objection = _instability(world, pool, model, made.made)
         if objection is None:
-            taken = _rendered_fields(world, pool, model, sources.content, made.agreed)
+            taken = _rendered_fields(world, pool, model, sources.made, made.made)
     if objection is None:
         taken = taken or _promotion(world, model, pool) or _renewal(world, model, pool, now)
     if taken:
@@ -99,7 +103,7 @@ def _rendered(
         fields: dict[str, Any] = {"admission": verdict.status()}
         step = Step(as_recorded(pool), pending=waiting, fields=fields, enqueue=_followers(world, pool))
     else:
-        step = live(world, model, pool, sources.content, now)
+        step = live(world, model, pool, sources.made, now)
         fields = {**step.fields, "usage": _usage(world, pool, model, now), "admission": verdict.status()}
         step = replace(step, fields=fields, can_wait=step.pending is not None and not step.fields)
     due = _renewal_due(world, model, pool)

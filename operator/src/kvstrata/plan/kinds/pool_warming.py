@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.prefixpool import MAX_IDENTITIES, NextContent, PrefixPool
+from kvstrata.api.prefixpool import MAX_IDENTITIES, NextContent, PoolContent, PrefixPool
 from kvstrata.api.reasons import PoolReason, SharedReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.pools import PoolTierState, PoolVersionState, WarmOutcome
@@ -33,7 +33,7 @@ from kvstrata.plan.keys.data_keys import seals
 from kvstrata.plan.kinds.model_identity import identity_of, why_without_reuse
 from kvstrata.plan.pools.content import Content
 from kvstrata.plan.pools.rendering import can_be_asked, newest_render_id
-from kvstrata.plan.pools.shards import Slot, committed_version, newest_of
+from kvstrata.plan.pools.shards import committed_version, newest_of
 from kvstrata.plan.rules import pool as chain
 
 LOOK_AGAIN_S = 300.0
@@ -97,7 +97,7 @@ class Case:
     world: World
     model: CachedModel
     pool: PrefixPool
-    slot: Slot
+    slot: PoolContent
     version: PoolVersion
     pods: tuple[Pod, ...]
     content: Content | None
@@ -346,7 +346,7 @@ def _wait_s(reported: WarmReport | None, now: datetime) -> float:
     return pause_s - (now - reported.at).total_seconds()
 
 
-def cold(slot: Slot, pool: PrefixPool, why: Decision) -> Finding:
+def cold(slot: PoolContent, pool: PrefixPool, why: Decision) -> Finding:
     """Return condition Warm while holdings are unknown: published content stays as recorded."""
     return as_recorded(pool) if slot.published else false(ConditionType.WARM, *why)
 

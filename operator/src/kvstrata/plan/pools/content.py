@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Generic, TypeVar
 
-from kvstrata.api.prefixpool import Prefix, PrefixPool, SourceFormat
+from kvstrata.api.prefixpool import Prefix, PrefixContent, PrefixPool, SourceFormat
 from kvstrata.api.reasons import PoolReason
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.wire import digest
 from kvstrata.model.world import World
-from kvstrata.plan.actions import Decision, ReadSource
+from kvstrata.plan.actions import Decision, Question, ReadSource
+
+T = TypeVar("T")
 
 READ_AGAIN_S = 60.0
 READ_AT_AN_EDIT_S = 2.0
@@ -37,13 +40,14 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """A pool's content, or why there is none, or neither before all is read. `questions` are ConfigMap keys to read
-    now."""
+class Progress(Generic[T]):
+    """Progress of something that is made from answers: `made`, or why it is not yet (`pending`), or never
+    (`objection`). `questions` are asked now, and the next ones in `again_s`."""
 
-    content: Content | None = None
+    made: T | None = None
     objection: Decision | None = None
-    questions: tuple[ReadSource, ...] = ()
+    pending: Decision | None = None
+    questions: tuple[Question, ...] = ()
     again_s: float | None = None
 
 
@@ -66,7 +70,7 @@ def sources_of(pool: PrefixPool) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys((ref.name, ref.key) for ref in refs if ref is not None))
 
 
-def read_sources(world: World, pool: PrefixPool, now: datetime) -> Sources:
+def read_sources(world: World, pool: PrefixPool, now: datetime) -> Progress[Content]:
     named = sources_of(pool)
     ages = {where: (now - world.sources[where].at).total_seconds() for where in named if where in world.sources}
     edited = pool.status.observed_generation != pool.generation
@@ -74,8 +78,15 @@ def read_sources(world: World, pool: PrefixPool, now: datetime) -> Sources:
     questions = tuple(ReadSource(*where) for where in named if ages.get(where, READ_AGAIN_S) >= due_s)
     again_s = READ_AGAIN_S - max((age for age in ages.values() if age < READ_AGAIN_S), default=0.0) if named else None
     made = content_of(world, pool)
-    content, objection = (None, made) if isinstance(made, Decision) else (made, None)
-    return Sources(content, objection, questions, again_s)
+    if isinstance(made, Decision):
+        return Progress(objection=made, questions=questions, again_s=again_s)
+    reading = Decision(PoolReason.RENDERING, "the ConfigMaps that it names are being read")
+    return Progress(made, pending=None if made else reading, questions=questions, again_s=again_s)
+
+
+def given_source(content: PrefixContent) -> PrefixSource:
+    """Return the source of a prefix that is in the object itself. Raises ContractError for none."""
+    return PrefixSource(text=content.text, chat=content.chat, token_ids=content.token_ids)
 
 
 def _content(pool: PrefixPool, texts: Mapping[tuple[str, str], str]) -> Content | Decision:
@@ -96,19 +107,10 @@ def _content(pool: PrefixPool, texts: Mapping[tuple[str, str], str]) -> Content 
 
 def _source(prefix: Prefix, texts: Mapping[tuple[str, str], str]) -> PrefixSource:
     """Return a prefix's source. Raises ContractError for an empty one, and for a document that is no chat."""
-    if prefix.text is not None:
-        return PrefixSource(text=prefix.text)
-    if prefix.token_ids is not None:
-        return PrefixSource(token_ids=prefix.token_ids)
-    if prefix.messages is not None:
-        chat = {
-            "messages": [{"role": message.role, "content": message.content} for message in prefix.messages],
-            "tools": list(prefix.tools),
-            "chat_template_kwargs": prefix.chat_template_kwargs or {},
-        }
-        return PrefixSource(chat=chat)
     where = prefix.config_map_key_ref
-    text = texts.get((where.name, where.key), "") if where is not None else ""
+    if where is None:
+        return given_source(prefix)
+    text = texts.get((where.name, where.key), "")
     if not text:
         raise ContractError("its ConfigMap's key holds no text")
     return PrefixSource.from_document(text) if prefix.format is SourceFormat.CHAT else PrefixSource(text=text)

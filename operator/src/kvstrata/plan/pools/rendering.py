@@ -24,7 +24,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.plan.actions import Decision, RenderPool
 from kvstrata.plan.conditions import listed
-from kvstrata.plan.pools.content import Content, content_of
+from kvstrata.plan.pools.content import Content, Progress, content_of
 
 ASK_AGAIN_S = 10.0
 
@@ -49,17 +49,6 @@ class Agreed:
         return len(self.hashes) // CHUNK_HASH_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Renderings:
-    """State of a pool's rendering: `agreed`, or why not yet (`pending`), or never (`objection`)."""
-
-    agreed: Agreed | None = None
-    objection: Decision | None = None
-    pending: Decision | None = None
-    questions: tuple[RenderPool, ...] = ()
-    again_s: float | None = None
-
-
 def newest_render_id(world: World, model: CachedModel) -> str:
     return world.memo.get(render_id, model.name, (model.spec,), lambda: render_id(model))
 
@@ -73,7 +62,7 @@ def render(
     *,
     asker: str = PrefixPool.INFO.kind,
     by_all: bool = False,
-) -> Renderings:
+) -> Progress[Agreed]:
     """Return the state of rendering `content`, for the object of kind `asker` and this name. With `by_all` nothing is
     agreed while a live pod has another template, or has not answered."""
     wanted = newest_render_id(world, model)
@@ -81,30 +70,30 @@ def render(
     pods = list(world.live_pods(model.name)) if by_all else serving
     current = [pod for pod in pods if pod.render_id == wanted]
     if not current:
-        return Renderings(pending=_no_pod(model, serving))
+        return Progress(pending=_no_pod(model, serving))
     rendered_by_pod = {pod: _answer_of(world, pod, wanted, content) for pod in current}
     asked = [_asked(world, pod, rendered_by_pod[pod], content, now) for pod in current]
     questions = tuple(RenderPool(name, pod, due, asker) for pod, (due, _) in zip(current, asked, strict=True) if due)
     again_s = min((after for _, after in asked if after is not None), default=None)
     objection = _objection(content, rendered_by_pod.values())
     if objection is not None:
-        return Renderings(objection=objection, questions=questions, again_s=again_s)
+        return Progress(objection=objection, questions=questions, again_s=again_s)
     manifests = _manifests(content, rendered_by_pod)
     if len(set(manifests.values())) > 1:
-        return Renderings(objection=_disagreement(manifests), questions=questions, again_s=again_s)
+        return Progress(objection=_disagreement(manifests), questions=questions, again_s=again_s)
     if by_all and len(current) < len(pods):
-        return Renderings(pending=_differing(model, pods, wanted), questions=questions, again_s=again_s)
+        return Progress(pending=_differing(model, pods, wanted), questions=questions, again_s=again_s)
     late = [pod for pod in current if pod not in manifests and (by_all or not manifests or can_be_asked(world, pod))]
     if late:
         message = f"waiting for {late[0].name}" + (" and others" if late[1:] else "")
         waiting = Decision(PoolReason.RENDERING, message)
-        return Renderings(pending=waiting, questions=questions, again_s=again_s)
+        return Progress(pending=waiting, questions=questions, again_s=again_s)
     first = rendered_by_pod[next(iter(manifests))]
     hashes = manifest_hashes(list(first.values()))
     if len(hashes) > MAX_CHUNKS * CHUNK_HASH_BYTES:
-        return Renderings(objection=_too_many(hashes), questions=questions, again_s=again_s)
+        return Progress(objection=_too_many(hashes), questions=questions, again_s=again_s)
     prefixes = {name: first[digest] for name, digest in content.digests.items()}
-    return Renderings(Agreed(next(iter(manifests.values())), hashes, prefixes), questions=questions, again_s=again_s)
+    return Progress(Agreed(next(iter(manifests.values())), hashes, prefixes), questions=questions, again_s=again_s)
 
 
 def rendered_manifest(world: World, pool: PrefixPool, digest: str) -> bytes | None:

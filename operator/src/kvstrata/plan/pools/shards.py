@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import Medium
-from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
+from kvstrata.api.prefixpool import PoolContent, PrefixPool
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.pools import MAX_BEFORE_READY_S, MAX_POOLS, PoolRef, PoolShard, PoolState, PoolVersion
 from kvstrata.contract.policy.shard_slots import SLOTS
@@ -30,18 +30,16 @@ from kvstrata.plan.scopes import held, keyspace_of, pool_scope
 POOL_RETENTION_S = 7 * 86_400
 """Maximum lifetime of a pool's blocks: those of a deleted pool must expire everywhere."""
 
-Slot = PrefixPoolStatus | NextContent
 
-
-def contents(pool: PrefixPool) -> tuple[Slot, ...]:
+def contents(pool: PrefixPool) -> tuple[PoolContent, ...]:
     """Return the parts of a pool's status with content, the one that readers ask first in front."""
-    found: list[Slot] = [pool.status] if pool.status.scope is not None else []
+    found: list[PoolContent] = [pool.status] if pool.status.scope is not None else []
     if pool.status.next is not None:
         found.insert(0 if pool.status.next.published else len(found), pool.status.next)
     return tuple(found)
 
 
-def newest_of(pool: PrefixPool) -> Slot:
+def newest_of(pool: PrefixPool) -> PoolContent:
     """Return the part of a pool's status with the content that is rendered and warmed."""
     return pool.status.next or pool.status
 
@@ -63,7 +61,7 @@ def desired_pools(world: World, model: CachedModel, known: Mapping[str, PoolShar
 
 
 def committed_version(
-    world: World, model: CachedModel, pool: PrefixPool, slot: Slot
+    world: World, model: CachedModel, pool: PrefixPool, slot: PoolContent
 ) -> tuple[PoolRef, PoolVersion] | None:
     committed = world.bundles.get(model.name)
     if committed is None or pool.name not in committed.pool_indexes:
@@ -84,7 +82,7 @@ def has_replaced_versions(world: World, model: CachedModel, pool: PrefixPool) ->
     return shard is not None and any(version.keyspace not in present for version in shard.versions)
 
 
-def keyspace_of_slot(world: World, pool: PrefixPool, slot: Slot) -> str | None:
+def keyspace_of_slot(world: World, pool: PrefixPool, slot: PoolContent) -> str | None:
     return keyspace_of(world.domain_key, held(slot.scope, pool_scope(pool.name)))
 
 
@@ -92,7 +90,7 @@ def _version(
     world: World,
     model: CachedModel,
     pool: PrefixPool,
-    slot: Slot,
+    slot: PoolContent,
     former: tuple[PoolVersion, ...],
     guaranteed: Mapping[str, int],
 ) -> PoolVersion | None:
