@@ -135,7 +135,7 @@ def test_a_reader_that_left_while_its_load_waited_gets_nothing(
     driver = start()
     pools.publish([reader(1, "docs")], docs=(docs(),))
     driver.store(blocks(POOL, 1), fill=7)
-    finder = driver.tier._finder  # as if the policy changed between the decision and the worker
+    finder = driver.tier._places  # as if the policy changed between the decision and the worker
     decide = finder.to_read
 
     def late(wanted: list) -> object:  # type: ignore[type-arg]

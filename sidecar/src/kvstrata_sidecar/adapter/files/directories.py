@@ -20,6 +20,7 @@ from pathlib import Path
 from kvstrata.contract.store.block_file import ROOT, is_keyspace_directory
 from kvstrata_sidecar.adapter.files.disk import DIRECTORY_MODE, Directory, Disk
 from kvstrata_sidecar.adapter.files.health import DiskError, Fault, disk_errors
+from kvstrata_sidecar.adapter.tier.threads import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class PlacedDisk(Disk):
         raise DiskError(Fault.BUSY, f"{MOST_PLACES} cache servers of this model have a place in the folder already")
 
 
-class Reaper(threading.Thread):
+class Reaper(Upkeep):
     """Removes old blocks from places of the pod's tier without an owner, of all models, periodically until `close`. It
     is a thread of its own, because other pods' folder may be large. `retention_s` returns a keyspace's retention in
     this pod's policy; where that is None, `unknown_s` applies."""
@@ -85,7 +86,7 @@ class Reaper(threading.Thread):
     def __init__(
         self, folder: Folder, retention_s: Callable[[str], float | None], *, unknown_s: float = UNKNOWN_LIFE_S
     ) -> None:
-        super().__init__(name=f"kvs-{folder.tier}-reaper", daemon=True)
+        super().__init__(folder.tier, "reaper")
         self._folder = folder
         self._retention_s = retention_s
         self._unknown_s = unknown_s

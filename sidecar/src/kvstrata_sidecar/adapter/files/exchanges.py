@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import secrets
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from kvstrata.contract.store.block_file import block_name, file_bytes, file_name, keyspace_of
 from kvstrata.contract.store.block_value import HEADER_BYTES
@@ -18,11 +15,12 @@ from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.files.health import DiskError, Fault, Health, TooLateError
 from kvstrata_sidecar.adapter.files.space import Reservation, Spare, Victim
 from kvstrata_sidecar.adapter.index.victims import Cause
-from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.params import FileTierParams
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.tier.blocks import BlocksPart, Deps, Lent, QuestionPart
 from kvstrata_sidecar.adapter.tier.buffers import Spans, address_of
-from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, Counters
-from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
+from kvstrata_sidecar.adapter.tier.counts import EVICTION
+from kvstrata_sidecar.adapter.tier.tasks import Gain
 
 CLAIM_TIMEOUT_S = 5.0
 """How long a store waits for removals by others before it gives up its file."""
@@ -32,19 +30,26 @@ STALL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Dependencies of all work on one directory. Each worker makes its own pages."""
+class Files(Deps[FileTierParams, bytes]):
+    """Dependencies of all work on one directory. Each worker makes its own pages; `pages` are for refusals only."""
 
-    params: AdapterParams
-    tier: FileTierParams
     disk: Disk
     index: FileIndex
     health: Health
     clocks: Clocks
-    counters: Counters
-    enforcement: Enforcement
     spans: Spans
     make_pages: Callable[[], Pages]
+    pages: Pages
+
+    def keyspace_at(self, place: bytes) -> str:
+        return keyspace_of(place)
+
+    def refusal(self, keyspace: str, *, storing: bool = False) -> Refusal | None:
+        return (
+            self.enforcement.refusal(keyspace, tier=self.tier.name)
+            or self.pages.refusal(keyspace)
+            or self.health.refusal(storing=storing)
+        )
 
     def name(self, key: bytes) -> str:
         return file_name(key, encrypted=self.tier.encrypts)
@@ -59,6 +64,19 @@ class Files:
             return str(error)
         self.index.gone(key)
         return ""
+
+    def removal(self, keyspace: str, keys: list[bytes], counter: str = "") -> QuestionPart[Hands, bytes, list[bytes]]:
+        """Return the part that removes blocks of one keyspace. It answers those that existed; `counter` counts them."""
+
+        def remove(_: Hands, keys: Sequence[bytes]) -> list[bytes]:
+            removed = self.index.take_unused(keys)
+            for key in removed:
+                self.remove(key)
+            if counter:
+                self.counters.add(counter, len(removed), keyspace)
+            return removed
+
+        return QuestionPart(keyspace, keys, remove, self.counters)
 
     def discard(self, spare: Spare, *, erasing: bool = False) -> str:
         """Remove a spare; return the error, empty for none."""
@@ -85,8 +103,7 @@ class Files:
             if victim.cause is Cause.RETENTION:
                 self.counters.add("expired", 1, scope)
             else:
-                self.counters.add("evicted", 1, scope)
-                self.counters.add("evicted_bytes", victim.size_bytes, scope)
+                self.counters.add_all(scope, evicted=1, evicted_bytes=victim.size_bytes)
                 self.counters.age(EVICTION, self.clocks.now_s() - victim.computed_s)
             if victim.size_bytes == spare_bytes and victim.cause is not Cause.RETENTION:
                 self._spare(key)
@@ -135,85 +152,40 @@ class Hands:
         self.pages.wipe()
 
 
-class Lent(NamedTuple):
-    """A block and the LMCache memory for it; `position` is its place in the request."""
-
-    position: int
-    key: Key
-    block: bytes
-    view: memoryview
-
-
 @dataclass(slots=True, eq=False)
-class BlocksPart(Part[Hands]):
-    """Blocks for a keyspace, kept under it or, for loads, under pools'."""
-
-    task: Task | None
-    keyspace: str
-    blocks: Sequence[Lent]
-    files: Files
-    size: int = field(init=False, default=0)
-    left: int = field(init=False, default=0)
-    pools: tuple[str, ...] = field(init=False, default=())
-
-    def __post_init__(self) -> None:
-        self.pools = tuple({keyspace_of(one.block) for one in self.blocks} - {self.keyspace})
-        self.size = sum(len(one.view) for one in self.blocks)
-        self.left = len(self.blocks)
-
-    def refused(self, refusal: Refusal) -> None:
-        self.files.counters.refuse(refusal, self.left, self.keyspace)
-
-    @property
-    def over_already(self) -> bool:
-        """Whether the task is over: no further block is begun or renamed into place."""
-        return self.task is not None and (self.task.cancelled or self.task.answered)
-
-
-@dataclass(slots=True, eq=False)
-class LoadPart(BlocksPart):
+class LoadPart(BlocksPart[Hands, bytes, Files]):
     urgent: bool = True
 
     def run(self, hands: Hands, gain: Gain) -> None:
-        files = self.files
-        counts: Counter[str] = Counter()
-        for one in self.blocks:
-            if self.over_already:
-                return
+        counters = self.deps.counters
+        while self.blocks and not self.task.is_over:
+            one, *self.blocks = self.blocks
             hands.renew()
-            self.left -= 1
-            kept = keyspace_of(one.block)
+            kept = keyspace_of(one.place)
             refusal = hands.pages.refusal(kept)
             if refusal is not None:
-                files.counters.refuse(refusal, 1, kept)
-            elif self._load(hands, one, kept):
-                size = len(one.view)
-                gain.hits.append(one.position)
-                gain.carried(one.key, size)
-                counts.update(loaded=1, loaded_bytes=size)
-                files.enforcement.loaded_from(one.key, kept, one.view)
-                if kept != self.keyspace:
-                    counts.update(pool_hits=1, pool_bytes=size)
+                counters.refuse(refusal, 1, kept)
+            elif (age_s := self._load(hands, one, kept)) is not None:
+                self.loaded(one, gain, age_s)
             else:
-                files.counters.add("load_misses")
-        for name, amount in counts.items():
-            files.counters.add(name, amount, self.keyspace)
+                counters.add("load_misses")
 
-    def _load(self, hands: Hands, one: Lent, keyspace: str) -> bool:
-        files, pages = self.files, hands.pages
-        kept = files.index.begin_read(one.block)
+    def _load(self, hands: Hands, one: Lent[bytes], keyspace: str) -> float | None:
+        """Load one block; return the age of its tokens, None for a miss."""
+        files, pages = self.deps, hands.pages
+        kept = files.index.begin_read(one.place)
         if kept is None:
-            return False
+            return None
         verdict = Verdict.FOREIGN
         try:
             with files.lent(one.view):
-                if self.over_already:  # checked after the memory is held, and so held back when freed
-                    return False
+                if self.task.is_over:  # checked after the memory is held, and so held back when freed
+                    return None
                 try:
-                    file, name = files.name(one.block), block_name(files.params.domain, one.block)
+                    file, name = files.name(one.place), block_name(files.params.domain, one.place)
                     whole = files.disk.read(keyspace, file, pages.room(one.view))
-                    if self.over_already:
-                        return False
+                    if self.task.is_over:
+                        return None
                     if whole:
                         verdict = pages.open(keyspace, name, one.view)
                     else:  # another codec's files have other lengths
@@ -227,21 +199,18 @@ class LoadPart(BlocksPart):
             if error.fault is not Fault.MISSING:
                 files.counters.add("errors")
         finally:
-            files.index.end_read(one.block)
+            files.index.end_read(one.place)
         if verdict is Verdict.GOOD:
-            age_s = max(0.0, files.clocks.now_s() - kept.computed_s)
-            files.enforcement.ages.inherit(one.key, age_s)
-            files.counters.age(HIT, age_s)
-            return True
+            return max(0.0, files.clocks.now_s() - kept.computed_s)
         if verdict is Verdict.DAMAGED:
             files.counters.add("unreadable")
-            if files.index.drop(one.block):
-                files.remove(one.block)
-        return False
+            if files.index.drop(one.place):
+                files.remove(one.place)
+        return None
 
 
 @dataclass(slots=True, eq=False)
-class StorePart(BlocksPart):
+class StorePart(BlocksPart[Hands, bytes, Files]):
     urgent: bool = False
 
     def run(self, hands: Hands, gain: Gain) -> None:
@@ -249,31 +218,17 @@ class StorePart(BlocksPart):
         if refusal is not None:
             self.refused(refusal)
             return
-        counters = self.files.counters
-        for one in self.blocks:
-            if self.over_already:
-                break
+        while self.blocks and not self.task.is_over:
+            one, *self.blocks = self.blocks
             hands.renew()
-            self.left -= 1
-            stored = self.files.health.refusal(storing=True) or self._store(hands, one)
-            if stored is True or stored is None:
-                gain.hits.append(one.position)
-            if stored is True:
-                gain.carried(one.key, len(one.view))
-            elif stored is None:
-                counters.add("stores_present")
-            elif isinstance(stored, Refusal):
-                counters.refuse(stored, 1, self.keyspace)
-        if gain.sizes:
-            counters.add("stored", len(gain.sizes), self.keyspace)
-            counters.add("stored_bytes", sum(gain.sizes), self.keyspace)
+            self.settled(one, self.deps.health.refusal(storing=True) or self._store(hands, one), gain)
 
-    def _store(self, hands: Hands, one: Lent) -> Refusal | bool | None:
-        """Store one block: True if stored, None if it existed, False if the disk failed, or the refusal."""
-        files, stored = self.files, False
-        admitted = files.index.admit(one.block, file_bytes(len(one.view)), files.enforcement.ages.age_s(one.key))
+    def _store(self, hands: Hands, one: Lent[bytes]) -> Refusal | bool | None:
+        """Store one block: True if stored, False if it existed, None if the disk failed, or the refusal."""
+        files, stored = self.deps, False
+        admitted = files.index.admit(one.place, file_bytes(len(one.view)), files.enforcement.ages.age_s(one.key))
         if not isinstance(admitted, Reservation):
-            return admitted
+            return admitted or False
         try:
             files.evict(admitted.victims, admitted.size_bytes)
             if not self._claim(admitted):
@@ -286,7 +241,7 @@ class StorePart(BlocksPart):
             refusal = files.health.failed(error)
             if refusal is None:
                 files.counters.add("errors")
-            return refusal or False
+            return refusal
         finally:
             if admitted.spare is not None and not stored:
                 with suppress(DiskError):
@@ -297,7 +252,7 @@ class StorePart(BlocksPart):
 
     def _claim(self, admitted: Reservation) -> bool:
         """Wait for room on the disk, removing spares of other sizes; return whether there is room."""
-        files = self.files
+        files = self.deps
         give_up_at_s = files.clocks.now_s() + CLAIM_TIMEOUT_S
         while not files.index.claim(admitted, max(0.0, give_up_at_s - files.clocks.now_s())):
             errors = [files.discard(spare) for spare in files.index.take_spares(but_bytes=admitted.size_bytes)]
@@ -305,50 +260,22 @@ class StorePart(BlocksPart):
                 return False
         return True
 
-    def _write(self, hands: Hands, one: Lent, admitted: Reservation) -> None:
-        files, pages, clocks = self.files, hands.pages, self.files.clocks
+    def _write(self, hands: Hands, one: Lent[bytes], admitted: Reservation) -> None:
+        files, pages, clocks = self.deps, hands.pages, self.deps.clocks
         try:
             with files.lent(one.view):
-                if self.over_already:  # checked after the memory is held, and so held back when freed
+                if self.task.is_over:  # checked after the memory is held, and so held back when freed
                     raise TooLateError
-                name, computed_s = block_name(files.params.domain, one.block), clocks.to_wall(admitted.computed_s)
+                name, computed_s = block_name(files.params.domain, one.place), clocks.to_wall(admitted.computed_s)
                 files.disk.write(
                     self.keyspace,
-                    files.name(one.block),
+                    files.name(one.place),
                     secrets.token_hex(8),
                     pages.seal(self.keyspace, name, one.view, int(1000 * computed_s)),
                     computed_s,
                     clocks.to_wall(clocks.now_s()),
-                    lambda: not self.over_already,
+                    lambda: not self.task.is_over,
                     None if admitted.spare is None else admitted.spare.name,
                 )
         finally:
             pages.wipe()
-
-
-@dataclass(slots=True, eq=False)
-class RemovePart(Part[Hands]):
-    """Remove blocks of one keyspace. When `done` is set, `removed` has those that existed. `counter` counts them, if
-    any."""
-
-    keyspace: str
-    blocks: Sequence[bytes]
-    files: Files
-    counter: str = ""
-    task: Task | None = None
-    urgent: bool = True
-    removed: list[bytes] = field(default_factory=list)
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def run(self, hands: Hands, gain: Gain) -> None:  # noqa: ARG002
-        self.removed = self.files.index.take_unused(self.blocks)
-        for key in self.removed:
-            self.files.remove(key)
-        if self.counter and self.removed:
-            self.files.counters.add(self.counter, len(self.removed), self.keyspace)
-
-    def refused(self, refusal: Refusal) -> None:
-        self.files.counters.refuse(refusal, len(self.blocks), self.keyspace)
-
-    def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        self.done.set()

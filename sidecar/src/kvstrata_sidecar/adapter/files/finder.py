@@ -5,97 +5,86 @@ A pool's blocks are read from the pool and not stored again; older copies under 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstrata.contract.messages.engine_identity import UNRESOLVED
 from kvstrata.contract.store.block_file import key_of
 from kvstrata.contract.store.redis_keys import resolved
-from kvstrata_sidecar.adapter.files.file_index import FileIndex
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
-from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.files.exchanges import Files
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.tier.blocks import Lent
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 Found = tuple[int, bytes]
 """A block's number in its request, and the key of its file."""
+
+Groups = Mapping[tuple[str, None], list[Lent[bytes]]]
+"""Blocks by keyspace."""
 
 _Refusals = dict[str, Refusal | None]
 
 
 @dataclass(eq=False)
 class Finder:
-    """Finds the files of one tier. `refusal(keyspace, storing)` returns why a keyspace may not be used now, None if it
-    may."""
+    """Finds the files of one tier; refused blocks are counted and left out."""
 
-    _identity: str
-    _tier: str
-    _enforcement: Enforcement
-    _refusal: Callable[[str, bool], Refusal | None]
-    _index: FileIndex
-    _counters: Counters
+    _files: Files
 
     def key(self, block: Block, pool: str = "") -> bytes:
         """Return the key of a block's file, under a pool's keyspace if one is given."""
-        identity = resolved(self._identity, block.fingerprint)
+        identity = resolved(self._files.params.identity, block.fingerprint)
         return key_of(pool or block.keyspace, identity, block.rank, block.group, block.chunk_hash)
 
     def own(self, blocks: Sequence[Block]) -> list[Found]:
-        """Return the files under the blocks' own keyspaces; refused blocks are counted."""
-        return [(number, self.key(block)) for number, block in self._allowed(blocks, storing=False)]
+        """Return the files under the blocks' own keyspaces."""
+        return [(number, self.key(block)) for number, block in self._files.admitted(blocks)]
 
     def to_read(self, blocks: Sequence[Block]) -> tuple[list[Found], list[Found]]:
-        """Return the files to read, pools' first, and copies that a pool makes needless; refused blocks are counted."""
+        """Return the files to read, pools' first, and copies that a pool makes needless."""
         reading, needless, refusals = list[Found](), list[Found](), _Refusals()
-        for number, block in self._allowed(blocks, storing=False):
+        for number, block in self._files.admitted(blocks):
             own, pooled = self.key(block), self._pooled(block, refusals)
             reading.append((number, pooled or own))
-            if pooled is not None and self._index.readable(own):
+            if pooled is not None and self._files.index.readable(own):
                 needless.append((number, own))
         return reading, needless
 
-    def to_store(self, blocks: Sequence[Block]) -> list[Found]:
-        """Return the files to write; refused blocks and those that a pool has are counted."""
+    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
+        return _lent(blocks, views, self.to_read(blocks)[0])
+
+    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
+        """Return the blocks to write, without those that a pool has."""
         found: list[Found] = []
         left_out: Counter[str] = Counter()
         refusals = _Refusals()
-        for number, block in self._allowed(blocks, storing=True):
+        for number, block in self._files.admitted(blocks, storing=True):
             if self._pooled(block, refusals) is None:
                 found.append((number, self.key(block)))
             else:
                 left_out[block.keyspace] += 1
         for keyspace, count in left_out.items():
-            self._counters.add("stores_in_pool", count, keyspace)
-        return found
+            self._files.counters.add("stores_in_pool", count, keyspace)
+        return _lent(blocks, views, found)
 
     def holds(self, block: Block) -> bool:
-        return self._index.readable(self.key(block)) or self._pooled(block, {}) is not None
+        return self._files.index.readable(self.key(block)) or self._pooled(block, {}) is not None
 
     def _pooled(self, block: Block, refusals: _Refusals) -> bytes | None:
-        for pool in self._enforcement.readable.candidates(block.keyspace, block.chunk_hash, self._tier):
+        files = self._files
+        for pool in files.enforcement.readable.candidates(block.keyspace, block.chunk_hash, files.tier.name):
             key = self.key(block, pool)
-            if not self._index.readable(key):
+            if not files.index.readable(key):
                 continue
             if pool not in refusals:
-                refusals[pool] = self._refusal(pool, False)
+                refusals[pool] = files.refusal(pool)
             if refusals[pool] is None:
                 return key
         return None
 
-    def _allowed(self, blocks: Sequence[Block], *, storing: bool) -> Iterator[tuple[int, Block]]:
-        refusals = _Refusals()
-        refused: Counter[tuple[str, Refusal]] = Counter()
-        readable = self._enforcement.readable
-        for number, block in enumerate(blocks):
-            keyspace = block.keyspace
-            if keyspace not in refusals:
-                refusals[keyspace] = self._refusal(keyspace, storing)
-            refusal = Refusal.NO_FINGERPRINT if block.fingerprint == UNRESOLVED else refusals[keyspace]
-            if refusal is None and storing and not readable.admits(keyspace, block.chunk_hash, self._tier):
-                refusal = Refusal.NOT_IN_POOL
-            if refusal is None:
-                yield number, block
-            else:
-                refused[keyspace, refusal] += 1
-        for (keyspace, refusal), count in refused.items():
-            self._counters.refuse(refusal, count, keyspace)
+
+def _lent(blocks: Sequence[Block], views: Sequence[memoryview], found: Iterable[Found]) -> Groups:
+    lent: dict[tuple[str, None], list[Lent[bytes]]] = defaultdict(list)
+    for number, key in found:
+        lent[blocks[number].keyspace, None].append(Lent(number, blocks[number].key, key, views[number]))
+    return lent

@@ -18,6 +18,7 @@ from kvstrata_sidecar.adapter.files.exchanges import Files
 from kvstrata_sidecar.adapter.files.file_index import SLICE, in_slices
 from kvstrata_sidecar.adapter.files.health import DiskError, Fault
 from kvstrata_sidecar.adapter.files.space import SPARE_S
+from kvstrata_sidecar.adapter.tier.threads import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,11 @@ FUTURE_S = 60.0
 """Tolerance for files computed in the future."""
 
 
-class Housekeeper(threading.Thread):
+class Housekeeper(Upkeep):
     """Maintains one directory from `start` until `close`."""
 
     def __init__(self, files: Files) -> None:
-        super().__init__(name=f"kvs-{files.tier.name}-housekeeper", daemon=True)
+        super().__init__(files.tier.name, "housekeeper")
         self._files = files
         self._wake = threading.Event()
         self._closed = False

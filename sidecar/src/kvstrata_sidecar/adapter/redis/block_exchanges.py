@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import NamedTuple
 
 from kvstrata.contract.store.block_value import value_bytes
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
@@ -17,45 +15,13 @@ from kvstrata_sidecar.adapter.redis.client.commands import Loading, Place, Sough
 from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, ReplyError, SlotMovingError, Write
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.tier.counts import HIT
+from kvstrata_sidecar.adapter.tier.blocks import BlocksPart, Lent
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
-from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
-
-
-class Lent(NamedTuple):
-    """A block and the memory of LMCache that it is read from or into; `position` is its place in the request, `token`
-    identifies the reservation of a stored block, `others` are a load's next places, or a store's pools."""
-
-    position: int
-    key: Key
-    place: Place
-    view: memoryview
-    token: bytes = b""
-    others: tuple[Place, ...] = ()
+from kvstrata_sidecar.adapter.tier.tasks import Gain
 
 
 @dataclass(slots=True, eq=False)
-class BlocksPart(Part[ClusterTransport]):
-    """Common part of loads and stores. `blocks` are the open ones, so that a second attempt skips settled ones."""
-
-    task: Task | None
-    keyspace: str
-    blocks: Sequence[Lent]
-    deps: TierDeps
-    size: int = field(init=False, default=0)
-    pools: tuple[str, ...] = field(init=False, default=())
-
-    def __post_init__(self) -> None:
-        self.size = sum(len(block.view) for block in self.blocks)
-        kept = {place.keyspace for block in self.blocks for place in (block.place, *block.others)}
-        self.pools = tuple(kept - {self.keyspace})
-
-    def refused(self, refusal: Refusal) -> None:
-        self.deps.counters.refuse(refusal, len(self.blocks), self.keyspace)
-
-
-@dataclass(slots=True, eq=False)
-class LoadPart(BlocksPart):
+class LoadPart(BlocksPart[ClusterTransport, Place, TierDeps]):
     urgent: bool = True
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
@@ -75,7 +41,7 @@ class LoadPart(BlocksPart):
 
     def _skip_refused(self, refusal_of: Callable[[str], Refusal | None]) -> None:
         """Move blocks whose place may not be used to their next place."""
-        deps, blocks = self.deps, list[Lent]()
+        deps, blocks = self.deps, list[Lent[Place]]()
         for one in self.blocks:
             while (refusal := refusal_of(one.place.keyspace)) is not None:
                 deps.refuse(one.place.keyspace, refusal)
@@ -87,7 +53,7 @@ class LoadPart(BlocksPart):
                 blocks.append(one)
         self.blocks = blocks
 
-    def _read(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> list[tuple[Lent, Loading]]:
+    def _read(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> list[tuple[Lent[Place], Loading]]:
         """Read the blocks at their places; return the misses."""
         blocks = self.blocks
         asked_s = self.deps.enforcement.ages.now_s()
@@ -100,35 +66,19 @@ class LoadPart(BlocksPart):
                 raise
         finally:
             # A block that was read is never read again: its memory is LMCache's from now on.
-            self.blocks = self._keep(blocks, loads, asked_s, gain)
+            self.blocks = []
+            for one, load in zip(blocks, loads, strict=True):
+                if load.hit:
+                    self.loaded(one, gain, load.age_ms / 1000, asked_s)
+                    self.deps.inbox.touch(one.place)
+                    writer = "loads_own" if self.deps.written.get(hash(one.place)) else "loads_other"
+                    self.deps.counters.add(writer, 1, self.keyspace)
+                else:
+                    self.blocks.append(one)
         return [(one, load) for one, load in zip(blocks, loads, strict=True) if not load.hit]
 
-    def _keep(self, blocks: Sequence[Lent], loads: Sequence[Loading], asked_s: float, gain: Gain) -> list[Lent]:
-        """Record the blocks that were read; return the rest."""
-        deps = self.deps
-        left: list[Lent] = []
-        counts: Counter[str] = Counter()
-        for one, load in zip(blocks, loads, strict=True):
-            if not load.hit:
-                left.append(one)
-                continue
-            size = len(one.view)
-            deps.enforcement.ages.inherit(one.key, load.age_ms / 1000, asked_s)
-            deps.counters.age(HIT, load.age_ms / 1000)
-            deps.inbox.touch(one.place)
-            gain.hits.append(one.position)
-            gain.carried(one.key, size)
-            counts.update(loaded=1, loaded_bytes=size)
-            counts["loads_own" if deps.written.get(hash(one.place)) else "loads_other"] += 1
-            deps.enforcement.loaded_from(one.key, one.place.keyspace, one.view)
-            if one.place.keyspace != self.keyspace:
-                counts.update(pool_hits=1, pool_bytes=size)
-        for name, amount in counts.items():
-            deps.counters.add(name, amount, self.keyspace)
-        return left
-
-    def _miss(self, transport: ClusterTransport, misses: Sequence[tuple[Lent, Loading]]) -> None:
-        self.deps.count("load_misses", sum(not one.others for one, _ in misses))
+    def _miss(self, transport: ClusterTransport, misses: Sequence[tuple[Lent[Place], Loading]]) -> None:
+        self.deps.counters.add("load_misses", sum(not one.others for one, _ in misses))
         for one, load in misses:
             if load.refusal is not None:
                 self.deps.refuse(one.place.keyspace, load.refusal)
@@ -140,7 +90,7 @@ class LoadPart(BlocksPart):
 
 
 @dataclass(slots=True, eq=False)
-class StorePart(BlocksPart):
+class StorePart(BlocksPart[ClusterTransport, Place, TierDeps]):
     """Write blocks from LMCache's memory. `reserved` are places, by token, whose reservations may be unused."""
 
     urgent: bool = False
@@ -192,26 +142,28 @@ class StorePart(BlocksPart):
         """Set outcomes by token: True for a block that was stored, False for one present, or the refusal or error."""
         deps = self.deps
         common = deps.terms.of(self.keyspace)
-        demands: list[tuple[Lent, Demand]] = []
+        demands: list[tuple[Lent[Place], Demand]] = []
         for one in self.blocks:
+            token = self._token(one)
             age_ms = int(1000 * deps.enforcement.ages.age_s(one.key))
             if common.life_ms <= age_ms:
-                outcomes[one.token] = Refusal.RETENTION
+                outcomes[token] = Refusal.RETENTION
                 continue
             terms = replace(common, age_ms=age_ms) if age_ms else common
-            demands.append((one, Demand(one.place, value_bytes(len(one.view)), one.token, terms)))
-            self.reserved[one.token] = one.place
+            demands.append((one, Demand(one.place, value_bytes(len(one.view)), token, terms)))
+            self.reserved[token] = one.place
         admitted = deps.ledgers.of(transport, self.keyspace, common.bounds).reserve([demand for _, demand in demands])
         writes: dict[bytes, Write] = {}
         for (one, demand), answer in zip(demands, admitted, strict=True):
             if answer is True:
                 computed_ms = int(1000 * time.time()) - demand.terms.age_ms
                 parts = partial(sealer.seal, self.keyspace, one.place.name, one.view, computed_ms)
-                writes[one.token] = protocol.write(one.place, parts, one.token, demand.terms, deps.ledgers.window_ms)
+                token, window_ms = demand.token, deps.ledgers.window_ms
+                writes[token] = protocol.write(one.place, parts, token, demand.terms, window_ms)
                 continue
-            outcomes[one.token] = answer
+            outcomes[demand.token] = answer
             if not isinstance(answer, Exception):
-                del self.reserved[one.token]
+                del self.reserved[demand.token]
         try:
             transport.set_each(list(writes.values()))
         finally:
@@ -226,29 +178,19 @@ class StorePart(BlocksPart):
         """Count settled blocks, leave the rest in `blocks`, and return their error."""
         deps, full = self.deps, False
         problem: Exception | None = None
-        left: list[Lent] = []
+        left: list[Lent[Place]] = []
         for one in self.blocks:
-            outcome = outcomes.get(one.token)
+            outcome = outcomes.get(self._token(one))
             if isinstance(outcome, ReplyError) and outcome.code == "OOM":
                 outcome, full = Refusal.TIER_FULL, True
                 deps.full.note(one.place.base, has_memory=False)
-            if isinstance(outcome, bool):
-                gain.hits.append(one.position)
-            if outcome is True:
-                gain.carried(one.key, len(one.view))
-                deps.written.put(hash(one.place), True)
-            elif outcome is False:
-                deps.counters.add("stores_present")
-            elif isinstance(outcome, Refusal):
-                deps.counters.refuse(outcome, 1, self.keyspace)
-            else:
+            if not self.settled(one, outcome, gain):
                 left.append(one)
-                problem = outcome or problem
-        if gain.sizes:
-            if not full:
-                deps.full.note(self.blocks[0].place.base, has_memory=True)
-            deps.counters.add("stored", len(gain.sizes), self.keyspace)
-            deps.counters.add("stored_bytes", sum(gain.sizes), self.keyspace)
+                problem = outcome if isinstance(outcome, Exception) else problem
+            elif outcome is True:
+                deps.written.put(hash(one.place), True)
+        if gain.sizes and not full:
+            deps.full.note(self.blocks[0].place.base, has_memory=True)
         self.blocks = left
         return problem
 
@@ -257,6 +199,10 @@ class StorePart(BlocksPart):
         for token, place in self.reserved.items():
             self.deps.inbox.abandon(place, token)
 
+    def _token(self, one: Lent[Place]) -> bytes:
+        """Return the name of a block's reservation, the same in each attempt."""
+        return b"%b-%x-%x" % (self.deps.token, self.task.task_id, one.position)
 
-def _elsewhere(block: Lent) -> Lent:
+
+def _elsewhere(block: Lent[Place]) -> Lent[Place]:
     return block._replace(place=block.others[0], others=block.others[1:])

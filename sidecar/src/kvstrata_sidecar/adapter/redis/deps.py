@@ -6,31 +6,28 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kvstrata.contract.store.redis_keys import member_of, resolved
-from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.params import TierParams
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
+from kvstrata_sidecar.adapter.redis.client.commands import Place
 from kvstrata_sidecar.adapter.redis.client.nodes import FullNodes, Topology
 from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
-from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.blocks import Deps
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
 
 
 @dataclass(frozen=True, slots=True)
-class TierDeps:
+class TierDeps(Deps[TierParams, Place]):
     """`terms` are read at the last moment, because work may have waited. `sealer` returns the calling thread's own.
     `usage` has bytes and blocks of scopes when this process last swept them; once in `interval_s` it sweeps all.
     `written` has the hashes of places that this process wrote a block to, the last 65,536 of them. `token` names it in
-    claims, `jitter` returns a number from 0 to 1."""
+    claims and reservations, `jitter` returns a number from 0 to 1."""
 
-    params: AdapterParams
-    tier: TierParams
-    enforcement: Enforcement
     topology: Topology
-    counters: Counters
     terms: ScopeTerms
     ledgers: Ledgers
     revoked: RevokedSet
@@ -53,8 +50,10 @@ class TierDeps:
         identity = resolved(self.params.identity, block.fingerprint)
         return member_of(identity, block.rank, block.group, block.chunk_hash)
 
-    def refusal(self, keyspace: str) -> Refusal | None:
-        """Return why a keyspace may not be used here now, None if it may."""
+    def keyspace_at(self, place: Place) -> str:
+        return place.keyspace
+
+    def refusal(self, keyspace: str, *, storing: bool = False) -> Refusal | None:  # noqa: ARG002
         refusal = self.enforcement.refusal(keyspace, tier=self.tier.name)
         if refusal is None and keyspace in self.revoked.revoked:
             return Refusal.REVOKED
@@ -79,7 +78,3 @@ class TierDeps:
     def next_round_s(self) -> float:
         """Return when work is due that was begun now and is done once an interval."""
         return self.clock() + self.interval_s * (0.8 + 0.4 * self.jitter())
-
-    def count(self, name: str, amount: int, keyspace: str = "") -> None:
-        if amount:
-            self.counters.add(name, amount, keyspace)

@@ -1,4 +1,4 @@
-"""A tier's exchanges besides loads and stores: lookup, deletion, probe, sizes.
+"""A tier's exchanges besides loads and stores: lookup, probe, sizes.
 
 A block may be looked up under the reader's keyspace and under pools', on servers that answer one by one. Found anywhere
 is a hit. If a pool and the reader's keyspace both have it, the reader's copy is deleted.
@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
 
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
@@ -20,10 +19,7 @@ from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology, key_of
 from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply, Transport, integer
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -79,32 +75,8 @@ class LookupPart(Part[ClusterTransport]):
                 self._count(*self.shares.answered(_numbers(sought), hits.get(kept, ()), pool))
 
     def _count(self, hits: int, misses: int) -> None:
-        self.deps.count("lookup_hits", hits, self.keyspace)
-        self.deps.count("lookup_misses", misses, self.keyspace)
-
-
-@dataclass(slots=True, eq=False)
-class QuestionPart(Part[ClusterTransport], Generic[T]):
-    """Ask about blocks of one keyspace; LMCache waits for no answer. `done` is set when it is over, `answer` stays None
-    if that failed."""
-
-    keyspace: str
-    places: Sequence[Place]
-    question: Callable[[Transport, Sequence[Place]], T]
-    counters: Counters
-    urgent: bool = True
-    task: Task | None = None
-    answer: T | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
-        self.answer = self.question(transport, self.places)
-
-    def refused(self, refusal: Refusal) -> None:
-        self.counters.refuse(refusal, len(self.places), self.keyspace)
-
-    def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        self.done.set()
+        self.deps.counters.add("lookup_hits", hits, self.keyspace)
+        self.deps.counters.add("lookup_misses", misses, self.keyspace)
 
 
 @dataclass(slots=True, eq=False)

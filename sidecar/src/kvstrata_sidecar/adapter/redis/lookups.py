@@ -76,7 +76,7 @@ class Lookups:
         buckets: dict[tuple[str, str, int], Sought] = {}
         shadowed: list[Block] = []
         pools_of = self._places.pools()
-        for number, block in self._places.admitted(blocks):
+        for number, block in self._deps.admitted(blocks):
             if self._held_faster(block):
                 shadowed.append(block)
                 continue

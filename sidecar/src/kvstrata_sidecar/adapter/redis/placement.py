@@ -1,4 +1,4 @@
-"""Where the blocks of a request are in one tier, and how workers share them.
+"""Where the blocks of a request are in one tier.
 
 That includes pools, which have their own keyspaces, and nodes that had no memory for a block a moment ago.
 """
@@ -9,18 +9,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
-from kvstrata.contract.messages.engine_identity import UNRESOLVED
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.block_exchanges import Lent
 from kvstrata_sidecar.adapter.redis.client.commands import Place
 from kvstrata_sidecar.adapter.redis.client.nodes import Node
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
+from kvstrata_sidecar.adapter.tier.blocks import Lent
 from kvstrata_sidecar.adapter.tier.interface import Block
-from kvstrata_sidecar.adapter.tier.threads import divide
 
 PlacesOf = Callable[[Block], tuple[Place, ...]]
-Batches = list[tuple[str, Node, list[Lent]]]
-"""Blocks in parts of one keyspace and server."""
+Groups = Mapping[tuple[str, Node], list[Lent[Place]]]
+"""Blocks by keyspace and server."""
 
 
 class Places:
@@ -36,19 +34,6 @@ class Places:
     def first(self, block: Block) -> Place:
         """Return where a load would ask for a block first."""
         return (*self._in_pools()(block), self.own(block))[0]
-
-    def admitted(self, blocks: Sequence[Block], *, storing: bool = False) -> Iterator[tuple[int, Block]]:
-        """Yield number and block of those that policy and keys admit now."""
-        readable, tier = self._deps.enforcement.readable, self._deps.tier.name
-        refusal_of = cache(self._deps.refusal)
-        for number, block in enumerate(blocks):
-            refusal = Refusal.NO_FINGERPRINT if block.fingerprint == UNRESOLVED else refusal_of(block.keyspace)
-            if refusal is None and storing and not readable.admits(block.keyspace, block.chunk_hash, tier):
-                refusal = Refusal.NOT_IN_POOL
-            if refusal is None:
-                yield number, block
-            else:
-                self._deps.counters.refuse(refusal, 1, block.keyspace)
 
     def pools(self) -> Callable[[Block], Sequence[str]]:
         """Return a function from a block of one request to the keyspaces of usable pools that may have it."""
@@ -72,12 +57,12 @@ class Places:
             groups[place.keyspace, node].append((index, place))
         return groups
 
-    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Batches:
+    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
         """Return the blocks to store under their own keyspaces; `others` are their places in pools."""
         in_pools = self._in_pools()
-        return self._batches(blocks, views, lambda block: (self.own(block), *in_pools(block)), storing=True)
+        return self._groups(blocks, views, lambda block: (self.own(block), *in_pools(block)), storing=True)
 
-    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Batches:
+    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
         """Return the blocks to load, from pools first."""
         in_pools = self._in_pools()
 
@@ -85,22 +70,21 @@ class Places:
             own = self.own(block)
             return (*in_pools(block), own) if self._deps.topology.usable(own.base) else in_pools(block)
 
-        return self._batches(blocks, views, places_of)
+        return self._groups(blocks, views, places_of)
 
-    def _batches(
+    def _groups(
         self, blocks: Sequence[Block], views: Sequence[memoryview], places_of: PlacesOf, *, storing: bool = False
-    ) -> Batches:
-        groups: dict[tuple[str, Node], list[Lent]] = defaultdict(list)
+    ) -> Groups:
+        groups: dict[tuple[str, Node], list[Lent[Place]]] = defaultdict(list)
         for index, block, node, (place, *others) in self._reachable(blocks, places_of, storing=storing):
-            groups[block.keyspace, node].append(Lent(index, block.key, place, views[index], others=tuple(others)))
-        batches = divide(groups, len(blocks), self._deps.tier.workers)
-        return [(keyspace, node, batch) for (keyspace, node), batch in batches]
+            groups[block.keyspace, node].append(Lent(index, block.key, place, views[index], tuple(others)))
+        return groups
 
     def _reachable(
         self, blocks: Sequence[Block], places_of: PlacesOf, *, storing: bool = False
     ) -> Iterator[tuple[int, Block, Node, tuple[Place, ...]]]:
         """Yield the blocks that may be asked for now: number, block, the server of its first place, and its places."""
-        for number, block in self.admitted(blocks, storing=storing):
+        for number, block in self._deps.admitted(blocks, storing=storing):
             places = places_of(block)
             node = self._deps.topology.usable(places[0].base) if places else None
             if node is None:

@@ -12,33 +12,28 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvstrata.contract.store.redis_keys import KEY_PREFIX
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.client.commands import Place
 from kvstrata_sidecar.adapter.redis.client.nodes import Node
 from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, PeerClosedError, SlotMovingError, TransportError
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.exchanges import ProbePart, QuestionPart, T
+from kvstrata_sidecar.adapter.redis.exchanges import ProbePart
+from kvstrata_sidecar.adapter.tier.blocks import QuestionPart, T
 from kvstrata_sidecar.adapter.tier.queues import Lane
-from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Part, TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import Part, TaskTable
 from kvstrata_sidecar.adapter.tier.threads import TierThreads, Worker
 
 PROBE_TIMEOUT_S = 1.0
 
 
 class RedisThreads(TierThreads):
-    """`transport` makes one for each worker. `blocks` is the lane of loads and stores, for which a node is named."""
-
-    reported = (TransportError, OSError)
+    """`transport` makes one for each worker. In the lane `blocks`, a part's label is its node."""
 
     def __init__(self, deps: TierDeps, tasks: TaskTable, transport: Callable[[], ClusterTransport]) -> None:
-        super().__init__(deps.tier, tasks, deps.counters, deps.clock)
-        self._deps = deps
+        super().__init__(deps, tasks, deps.clock, transport, (TransportError, OSError), self._share)
         self._topology = topology = deps.topology
-        self._transport = transport
         self._probe_prefix = f"{KEY_PREFIX}:{deps.domain}" if deps.tier.cluster else None
-        self.blocks = Lane(share=self._share)
-        names = [f"kvs-{deps.tier.name}-{number}" for number in range(1, deps.tier.workers + 1)]
-        self._block_workers = [self._worker(name, self.blocks) for name in names]
         self._lock = threading.Lock()
         self._lookups: dict[Node, tuple[Lane, Worker]] = {}
         topology.changed = self._man
@@ -46,19 +41,13 @@ class RedisThreads(TierThreads):
 
     def start(self) -> None:
         self._man()
-        for thread in (*self._block_workers, self._timer):
-            thread.start()
+        super().start()
 
     def put_lookup(self, part: Part[ClusterTransport], node: Node) -> Refusal | None:
         """Queue a part that must not wait behind blocks; return why not, None if queued."""
         with self._lock:
             manned = self._lookups.get(node)
         return Refusal.BREAKER_OPEN if manned is None else manned[0].put(part)
-
-    def abort(self, which: Callable[[AnyPart], bool], why: str = "") -> None:
-        """Abort the parts under way that `which` selects; `why` blames the nodes that they wait for."""
-        for worker in self._workers():
-            worker.abort(which, why)
 
     def move(self, servers: Sequence[Address]) -> None:
         """Use other servers from now on, and abort the parts that may be under way at the former ones."""
@@ -67,7 +56,7 @@ class RedisThreads(TierThreads):
         for worker in former:
             worker.abort(lambda _: True)
 
-    def answer(self, part: QuestionPart[T], patience_s: float, what: str) -> T | None:
+    def answer(self, part: QuestionPart[ClusterTransport, Place, T], patience_s: float, what: str) -> T | None:
         """Wait for the answer to a queued part, None if it failed or took too long: then it is removed or aborted."""
         if not part.done.wait(max(0.0, patience_s)):
             for lane in self._lanes():
@@ -103,9 +92,6 @@ class RedisThreads(TierThreads):
         with self._lock:
             return [self.blocks, *(lane for lane, _ in self._lookups.values())]
 
-    def _worker(self, name: str, lane: Lane) -> Worker:
-        return Worker(name, lane, self, self._deps.enforcement, self._transport())
-
     def _share(self) -> int | None:
         """Return how many workers one node may occupy: half of them if there is another, None for all."""
         return None if len(self._topology.primaries) < 2 else max(1, self.tier.workers // 2)
@@ -118,7 +104,7 @@ class RedisThreads(TierThreads):
             for node in primaries:
                 if node not in self._lookups and not self._closed:
                     lane = Lane()
-                    self._lookups[node] = lane, self._worker(f"kvs-{self.tier.name}-{node}", lane)
+                    self._lookups[node] = lane, self._worker(str(node), lane)
                     self._lookups[node][1].start()
         for lane, _ in gone:
             self._end(lane.close(), TransportError("the node has no slots any more"))

@@ -9,9 +9,10 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
@@ -27,7 +28,7 @@ from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, QuestionPart, T, sizes
+from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, sizes
 from kvstrata_sidecar.adapter.redis.lookups import Lookups
 from kvstrata_sidecar.adapter.redis.placement import Places
 from kvstrata_sidecar.adapter.redis.recent import Recent
@@ -40,22 +41,25 @@ from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, SweeperConnect
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.redis.threads import RedisThreads
 from kvstrata_sidecar.adapter.tier.base import BaseTier
-from kvstrata_sidecar.adapter.tier.counts import EVICTION
+from kvstrata_sidecar.adapter.tier.blocks import QuestionPart, T
+from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters
 from kvstrata_sidecar.adapter.tier.encryption import sealers
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
-from kvstrata_sidecar.adapter.tier.tasks import Key, Restore, Task, TaskKind
-from kvstrata_sidecar.adapter.tier.threads import CLOSE_TIMEOUT_S
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Key, Task, TaskKind
+from kvstrata_sidecar.adapter.tier.threads import Upkeep
 
 SWEEP_INTERVAL_S = 60.0
 TOKEN_BYTES = 9
 
 
-class Tier(BaseTier[TierParams, RedisThreads]):
+class Tier(BaseTier[TierDeps, RedisThreads]):
     """A Redis tier under the pod's enforcement; its threads run until `close`. See BaseTier. `sealer` returns the
     calling thread's own, by default as `tier` requires; `window_ms` is the life of an uncommitted value."""
 
     per_pod = False
+    parts: ClassVar[Mapping[TaskKind, Callable[..., AnyPart]]] = {TaskKind.STORE: StorePart, TaskKind.LOAD: LoadPart}
+    _places: Places
 
     def __init__(
         self,
@@ -70,14 +74,10 @@ class Tier(BaseTier[TierParams, RedisThreads]):
         sweep_interval_s: float = SWEEP_INTERVAL_S,
         held_faster: Callable[[Block], bool] = lambda _: False,
     ) -> None:
-        super().__init__(tier, enforcement, answered, clock)
-        self._deadlines_ms[TaskKind.LOOKUP] = tier.lookup_deadline_ms
-        self._writer = secrets.token_hex(TOKEN_BYTES).encode()
-        terms = ScopeTerms(tier, enforcement)
+        terms, counters = ScopeTerms(tier, enforcement), Counters()
         self._topology = topology = Topology(terms.servers, cluster=tier.cluster, clock=clock)
         self._transport = partial(ClusterTransport, tier, topology)
-        counters = self._counters
-        self._deps = deps = TierDeps(
+        deps = TierDeps(
             params=params, tier=tier, enforcement=enforcement, topology=topology, counters=counters,
             terms=terms,
             ledgers=Ledgers(params.domain, counters.add, clock, window_ms, partial(counters.age, EVICTION)),
@@ -88,30 +88,18 @@ class Tier(BaseTier[TierParams, RedisThreads]):
             token=secrets.token_hex(TOKEN_BYTES).encode(), interval_s=sweep_interval_s, clock=clock,
             jitter=random.random,
         )  # fmt: skip
+        super().__init__(deps, answered, clock)
+        self._deadlines_ms[TaskKind.LOOKUP] = tier.lookup_deadline_ms
         self._apply_policy, leases = ApplyPolicy(deps), AuditLeases(deps)
         reclaim = ReclaimCapacity(deps, self._apply_policy.changes)
         jobs = (self._apply_policy, leases, reclaim, SweepScopes(deps, leases, reclaim.request))
         self._sweeping = SweeperConnection(deps, self._transport)
         self._sweeper = Sweeper(deps, self._sweeping, jobs)
-        self._upkeep: list[Sweeper | Scout] = [self._sweeper]
-        if tier.cluster:
-            self._upkeep.append(Scout(tier, topology, random.random))
+        scouts: list[Upkeep] = [Scout(tier, topology, random.random)] if tier.cluster else []
         self._places = Places(deps)
         self._lookups = Lookups(deps, self._places, held_faster, self._discard_copies)
         self._io_threads = RedisThreads(deps, self._tasks, self._transport)
-        self._io_threads.start()
-        for thread in self._upkeep:
-            thread.start()
-
-    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        batches = self._places.to_store(blocks, views)
-        task = self._open(TaskKind.STORE, len(blocks), len(batches), self._params.store_deadline_ms)
-        for keyspace, node, batch in batches:
-            tokens = (b"%b-%x-%x" % (self._writer, task.task_id, one.position) for one in batch)
-            named = [one._replace(token=token) for one, token in zip(batch, tokens, strict=True)]
-            part = StorePart(task, keyspace, named, self._deps)
-            self._require_queued(part, self._io_threads.blocks.put(part, node))
-        return task.task_id
+        self._start(self._sweeper, *scouts)
 
     def lookup(self, blocks: Sequence[Block]) -> int:
         """Start to look up blocks. Blocks of a faster tier are misses here, because they are hits there."""
@@ -120,15 +108,6 @@ class Tier(BaseTier[TierParams, RedisThreads]):
         for (keyspace, node), sought in groups.items():
             part = LookupPart(task, keyspace, sought, self._deps, shares)
             self._require_queued(part, self._io_threads.put_lookup(part, node))
-        return task.task_id
-
-    def load(self, blocks: Sequence[Block], views: Sequence[memoryview], restore: Restore | None = None) -> int:
-        """Start to load blocks into `views`. Nothing touches a view once the task is answered."""
-        batches = self._places.to_load(blocks, views)
-        task = self._open_load(len(blocks), len(batches), restore)
-        for keyspace, node, batch in batches:
-            part = LoadPart(task, keyspace, batch, self._deps)
-            self._require_queued(part, self._io_threads.blocks.put(part, node))
         return task.task_id
 
     def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
@@ -180,23 +159,9 @@ class Tier(BaseTier[TierParams, RedisThreads]):
             rows.append(ScopeUsage(scope, self._params.name, used_bytes, blocks, limit_bytes, guaranteed_bytes or None))
         return rows
 
-    @property
-    def healthy(self) -> bool:
-        return self._closed or (self._io_threads.alive and all(one.is_alive() for one in self._upkeep))
-
     def nodes(self) -> dict[str, str]:
         breakers = ((str(node), node.breaker) for node in self._topology.primaries)
         return {name: f"{one.state}: {one.detail}" if one.detail else str(one.state) for name, one in breakers}
-
-    def close(self) -> None:
-        self._closed = True
-        self._io_threads.close()
-        self._io_threads.join()
-        for thread in self._upkeep:
-            thread.close()
-        for thread in self._upkeep:
-            # A thread that is connecting cannot be interrupted; it touches nothing of LMCache's and ends by itself.
-            thread.join(CLOSE_TIMEOUT_S)
 
     def _move(self, servers: Sequence[Address]) -> None:
         """Use other servers from now on; I/O with the former ones is aborted."""
@@ -209,15 +174,10 @@ class Tier(BaseTier[TierParams, RedisThreads]):
         self, blocks: Sequence[Block], question: Callable[[Transport, Sequence[Place]], list[T]], what: str
     ) -> Iterator[tuple[int, T]]:
         """Ask about blocks under their own keyspaces; yield index and answer of those that are known in time."""
-        asked = []
-        for (keyspace, node), group in self._places.by_node(blocks).items():
-            part = QuestionPart(keyspace, [place for _, place in group], question, self._counters)
-            if self._io_threads.put_lookup(part, node) is None:
-                asked.append((part, group))
-        give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
-        for part, group in asked:
+        asked, give_up_at_s = self._ask(blocks, question), self._clock() + self._params.load_deadline_ms / 1000
+        for part, indices in asked:
             answer = self._io_threads.answer(part, give_up_at_s - self._clock(), what)
-            yield from zip((index for index, _ in group), answer or (), strict=False)
+            yield from zip(indices, answer or (), strict=False)
 
     def _discard_copies(self, blocks: Sequence[Block]) -> None:
         """Delete a reader's own copies of blocks that a pool has, soon or not at all; called by workers."""
@@ -226,6 +186,15 @@ class Tier(BaseTier[TierParams, RedisThreads]):
             deleted = sum(protocol.discard(transport, places))
             self._counters.add("copies_discarded", deleted, places[0].keyspace)
 
+        self._ask(blocks, discard)
+
+    def _ask(
+        self, blocks: Sequence[Block], question: Callable[[Transport, Sequence[Place]], T]
+    ) -> list[tuple[QuestionPart[ClusterTransport, Place, T], Sequence[int]]]:
+        """Queue questions about blocks under their own keyspaces; return those queued, with the blocks' indices."""
+        asked = list[tuple[QuestionPart[ClusterTransport, Place, T], Sequence[int]]]()
         for (keyspace, node), group in self._places.by_node(blocks).items():
-            part = QuestionPart(keyspace, [place for _, place in group], discard, self._counters)
-            self._io_threads.put_lookup(part, node)
+            part = QuestionPart(keyspace, [place for _, place in group], question, self._counters)
+            if self._io_threads.put_lookup(part, node) is None:
+                asked.append((part, [index for index, _ in group]))
+        return asked

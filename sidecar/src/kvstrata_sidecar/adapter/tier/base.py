@@ -1,47 +1,91 @@
-"""Common base of the tiers behind the server's own memory: tasks with deadlines, and counters."""
+"""Common base of the tiers behind the server's own memory: tasks with deadlines, threads, and counters."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from kvstrata.contract.messages.adapter import TierState
-from kvstrata_sidecar.adapter.params import FileTierParams, TierParams
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
-from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.tier.blocks import DepsT, Lent
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Restore, Task, TaskKind, TaskTable
-from kvstrata_sidecar.adapter.tier.threads import TierThreads
+from kvstrata_sidecar.adapter.tier.threads import CLOSE_TIMEOUT_S, TierThreads, Upkeep, divide
 
-ParamsT = TypeVar("ParamsT", bound=TierParams | FileTierParams)
 ThreadsT = TypeVar("ThreadsT", bound=TierThreads)
+Groups = Mapping[tuple[str, Any], Sequence[Lent[Any]]]
+"""Blocks to carry, by keyspace and label of the queue."""
 
 
-class BaseTier(Generic[ParamsT, ThreadsT]):
+class Placement(Protocol):
+    """Finds the places of blocks in a tier. Refused blocks are counted and left out."""
+
+    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups: ...
+
+    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups: ...
+
+
+class BaseTier(Generic[DepsT, ThreadsT]):
     """See SlowerTier. `answered(task)` is called from any thread, without locks, once `pop_stores` or `pop_found` has
     the answer. `lets_go` is as in TaskTable."""
 
+    parts: ClassVar[Mapping[TaskKind, Callable[..., AnyPart]]]
+    """Makers of the parts that carry blocks."""
+
     _io_threads: ThreadsT
+    _places: Placement
 
     def __init__(
         self,
-        tier: ParamsT,
-        enforcement: Enforcement,
+        deps: DepsT,
         answered: Callable[[Task], None],
         clock: Callable[[], float],
         lets_go: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._params: ParamsT = tier
-        self._enforcement = enforcement
+        self._deps = deps
+        self._params = params = deps.tier
+        self._enforcement = deps.enforcement
         self._answered = answered
         self._clock = clock
-        self._counters = counters = Counters()
+        self._counters = counters = deps.counters
         self._tasks = TaskTable(self._answer, lets_go)
         self.pop_stores, self.pop_found = self._tasks.pop_stores, self._tasks.pop_found
         self.by_scope, self.latencies, self.ages = counters.by_scope, counters.latencies, counters.ages
-        self._deadlines_ms = {TaskKind.STORE: tier.store_deadline_ms, TaskKind.LOAD: tier.load_deadline_ms}
+        self._deadlines_ms = {TaskKind.STORE: params.store_deadline_ms, TaskKind.LOAD: params.load_deadline_ms}
         self._closed = False
+
+    def _start(self, *upkeep: Upkeep) -> None:
+        """Start all threads."""
+        self._upkeep = upkeep
+        self._io_threads.start()
+        for thread in upkeep:
+            thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all threads are alive. An absent server or disk is no fault of this process."""
+        return self._closed or (self._io_threads.alive and all(one.is_alive() for one in self._upkeep))
+
+    def close(self) -> None:
+        """Answer every task, end the threads. One that is connecting or waits for the disk ends by itself later."""
+        self._closed = True
+        self._io_threads.close()
+        for thread in self._upkeep:
+            thread.close()
+        self._io_threads.join()
+        for thread in self._upkeep:
+            thread.join(CLOSE_TIMEOUT_S)
+
+    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        deadline_ms = self._params.store_deadline_ms
+        return self._carry(TaskKind.STORE, len(blocks), self._places.to_store(blocks, views), deadline_ms)
+
+    def load(self, blocks: Sequence[Block], views: Sequence[memoryview], restore: Restore | None = None) -> int:
+        deadline_ms = self._params.load_deadline_ms
+        if restore is not None and restore.hurries(deadline_ms):
+            deadline_ms = int(1000 * restore.within_s)
+        return self._carry(TaskKind.LOAD, len(blocks), self._places.to_load(blocks, views), deadline_ms, restore)
 
     def refuse(self, refusal: Refusal, blocks: Sequence[Block]) -> None:
         for keyspace, amount in Counter(block.keyspace for block in blocks).items():
@@ -76,11 +120,16 @@ class BaseTier(Generic[ParamsT, ThreadsT]):
             self._io_threads.wake_by(deadline_s)
         return task
 
-    def _open_load(self, key_count: int, parts: int, restore: Restore | None) -> Task:
-        deadline_ms = self._params.load_deadline_ms
-        if restore is not None and restore.hurries(deadline_ms):
-            deadline_ms = int(1000 * restore.within_s)
-        return self._open(TaskKind.LOAD, key_count, parts, deadline_ms, restore)
+    def _carry(
+        self, kind: TaskKind, key_count: int, groups: Groups, deadline_ms: int, restore: Restore | None = None
+    ) -> int:
+        """Queue the parts of a load or a store; return the task's id."""
+        batches = divide(groups, key_count, self._params.workers)
+        task = self._open(kind, key_count, len(batches), deadline_ms, restore)
+        for (keyspace, label), batch in batches:
+            part = self.parts[kind](task, keyspace, batch, self._deps)
+            self._require_queued(part, self._io_threads.blocks.put(part, label))
+        return task.task_id
 
     def _require_queued(self, part: AnyPart, refusal: Refusal | None) -> None:
         """Count a part that was not queued, for `refusal`, as failed."""

@@ -40,10 +40,15 @@ class Counters:
         self._ages: dict[str, Histogram] = {}
 
     def add(self, name: str, amount: int = 1, keyspace: str = "") -> None:
+        self.add_all(keyspace, **{name: amount})
+
+    def add_all(self, keyspace: str, **amounts: int) -> None:
+        """Add to several counts of a scope, or to those of none; zeros leave no trace."""
+        some = {name: amount for name, amount in amounts.items() if amount}
         with self._lock:
-            self._counts[name] += amount
-            if keyspace:
-                self._scope(keyspace[:SCOPE_DIGITS])[name] += amount
+            self._counts.update(some)
+            if keyspace and some:
+                self._scope(keyspace[:SCOPE_DIGITS]).update(some)
 
     def refuse(self, refusal: Refusal, amount: int = 1, keyspace: str = "") -> None:
         """Count blocks that were neither stored nor looked up, by reason."""

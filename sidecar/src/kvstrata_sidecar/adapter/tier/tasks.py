@@ -57,6 +57,11 @@ class Task:
     sizes: list[int] = field(default_factory=list)
     restore: Restore | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further block is begun, or renamed into place."""
+        return self.cancelled or self.answered
+
 
 @dataclass(frozen=True, slots=True)
 class StoreOutcome:
@@ -74,7 +79,8 @@ class Gain:
     keys: list[Key] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
-    def carried(self, key: Key, size: int) -> None:
+    def carried(self, position: int, key: Key, size: int) -> None:
+        self.hits.append(position)
         self.keys.append(key)
         self.sizes.append(size)
 
@@ -114,7 +120,7 @@ class TaskTable:
     def begin(self, task: Task) -> bool:
         """Let a part touch its buffer; False if the task is over or cancelled and the part must be dropped."""
         with self._lock:
-            if task.cancelled or task.answered:
+            if task.is_over:
                 return False
             task.touching += 1
             return True

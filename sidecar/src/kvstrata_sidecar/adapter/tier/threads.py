@@ -9,11 +9,10 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from kvstrata_sidecar.adapter.params import FileTierParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Permit, Refusal
-from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.blocks import Deps, Lent
 from kvstrata_sidecar.adapter.tier.queues import Lane
 from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Carrier, Gain, Task, TaskTable
 
@@ -28,6 +27,19 @@ BATCH_BYTES = 8 << 20
 """Bytes that one part carries at most, if it is more than one block: other parts wait for it."""
 
 logger = logging.getLogger(__name__)
+
+GroupT = TypeVar("GroupT")
+
+
+class Upkeep(threading.Thread, ABC):
+    """A thread that does a tier's other work, from `start` until `close`."""
+
+    def __init__(self, tier: str, work: str) -> None:
+        super().__init__(name=f"kvs-{tier}-{work}", daemon=True)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Have the thread end soon."""
 
 
 class Worker(threading.Thread):
@@ -127,22 +139,37 @@ class Worker(threading.Thread):
             self._tasks.drop(part.task)
 
 
-class TierThreads(ABC):
-    reported: ClassVar[tuple[type[Exception], ...]]
-    """Errors that a breaker reports; others are a server's refusals, or defects of ours."""
+class TierThreads:
+    """The timer, and workers of the lane `blocks`. `carrier` makes a worker's, `share` is as in Lane. A breaker reports
+    errors that are `reported`; others are a server's refusals, or defects of ours."""
 
     def __init__(
-        self, tier: TierParams | FileTierParams, tasks: TaskTable, counters: Counters, clock: Callable[[], float]
+        self,
+        deps: Deps[Any, Any],
+        tasks: TaskTable,
+        clock: Callable[[], float],
+        carrier: Callable[[], Carrier],
+        reported: tuple[type[Exception], ...],
+        share: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self.tier = tier
+        self.tier = tier = deps.tier
         self.tasks = tasks
-        self._counters = counters
+        self.blocks = Lane(share=share)
+        self._counters = deps.counters
+        self._enforcement = deps.enforcement
         self._clock = clock
+        self._carrier = carrier
+        self._reported = reported
+        self._block_workers = [self._worker(str(number), self.blocks) for number in range(1, tier.workers + 1)]
         self._wake = threading.Condition()
         self._wake_at_s = 0.0
         self._log_at_s = 0.0
         self._closed = False
         self._timer = threading.Thread(target=self._keep_time, name=f"kvs-{tier.name}-timer", daemon=True)
+
+    def start(self) -> None:
+        for thread in (*self._block_workers, self._timer):
+            thread.start()
 
     def wake_by(self, moment_s: float) -> None:
         """Check deadlines and breakers by `moment_s`."""
@@ -169,11 +196,19 @@ class TierThreads(ABC):
         for thread in (*self._workers(), self._timer):
             thread.join(CLOSE_TIMEOUT_S)
 
-    @abstractmethod
-    def _workers(self) -> Iterable[Worker]: ...
+    def abort(self, which: Callable[[AnyPart], bool], why: str = "") -> None:
+        """Abort the parts under way that `which` selects; `why` blames the servers that they wait for."""
+        for worker in self._workers():
+            worker.abort(which, why)
 
-    @abstractmethod
-    def _lanes(self) -> Iterable[Lane]: ...
+    def _workers(self) -> Iterable[Worker]:
+        return self._block_workers
+
+    def _lanes(self) -> Iterable[Lane]:
+        return [self.blocks]
+
+    def _worker(self, name: str, lane: Lane) -> Worker:
+        return Worker(f"kvs-{self.tier.name}-{name}", lane, self, self._enforcement, self._carrier())
 
     def refusal_of(self, error: Exception) -> Refusal | None:  # noqa: ARG002
         """Return the refusal that a part's exception means, None for a failure."""
@@ -183,7 +218,7 @@ class TierThreads(ABC):
         """Whether a part may succeed if tried again at once."""
         return False
 
-    def _probe_due(self) -> None:  # noqa: B027
+    def _probe_due(self) -> None:
         """Send the probes that are due."""
 
     def _probes_in_s(self) -> Iterable[float | None]:
@@ -200,7 +235,7 @@ class TierThreads(ABC):
         """Count the error, and log it if no breaker reports it."""
         self._counters.add("errors")
         now_s = self._clock()
-        if not isinstance(error, self.reported) and now_s >= self._log_at_s:
+        if not isinstance(error, self._reported) and now_s >= self._log_at_s:
             self._log_at_s = now_s + LOGGED_EVERY_S
             logger.error("Blocks cannot be carried to or from tier %s", self.tier.name, exc_info=error)
 
@@ -226,26 +261,18 @@ class TierThreads(ABC):
             self._counters.add(f"late_{task.kind}")
         for lane in self._lanes():
             lane.forget(lambda part: part.task is task)
-        for worker in self._workers():
-            why = "" if hurried else f"a {task.kind} took longer than its deadline"
-            worker.abort(lambda part: part.task is task, why)
+        why = "" if hurried else f"a {task.kind} took longer than its deadline"
+        self.abort(lambda part: part.task is task, why)
 
 
-class Lent(Protocol):
-    @property
-    def view(self) -> memoryview: ...
-
-
-GroupT = TypeVar("GroupT")
-LentT = TypeVar("LentT", bound=Lent)
-
-
-def divide(groups: Mapping[GroupT, Sequence[LentT]], count: int, workers: int) -> list[tuple[GroupT, list[LentT]]]:
+def divide(
+    groups: Mapping[GroupT, Sequence[Lent[Any]]], count: int, workers: int
+) -> list[tuple[GroupT, list[Lent[Any]]]]:
     """Divide `count` blocks into parts, each of one group, that keep all workers busy."""
     share = min(BATCH_BLOCKS, -(-count // workers))
-    batches: list[tuple[GroupT, list[LentT]]] = []
+    batches: list[tuple[GroupT, list[Lent[Any]]]] = []
     for group, blocks in groups.items():
-        size, batch = 0, list[LentT]()
+        size, batch = 0, list[Lent[Any]]()
         for block in blocks:
             if batch and (len(batch) == share or size + len(block.view) > BATCH_BYTES):
                 batches.append((group, batch))

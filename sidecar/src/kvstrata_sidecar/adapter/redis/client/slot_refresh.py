@@ -14,6 +14,7 @@ from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.redis.client.nodes import Topology
 from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError, TransportError
 from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, Address, SlotMap, read_slots
+from kvstrata_sidecar.adapter.tier.threads import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +27,11 @@ QUESTION_TIMEOUT_S = 1.0
 ASKED_AT_A_TIME = 8
 
 
-class Scout(threading.Thread):
+class Scout(Upkeep):
     """Keeps a topology up to date until it is closed. `jitter` returns a number from 0 to 1."""
 
     def __init__(self, tier: TierParams, topology: Topology, jitter: Callable[[], float]) -> None:
-        super().__init__(name=f"kvs-{tier.name}-scout", daemon=True)
+        super().__init__(tier.name, "scout")
         self._tier = tier
         self._topology = topology
         self._jitter = jitter

@@ -103,7 +103,7 @@ class UnlistedScopes:
     def _take(self, transport: Transport, keyspace: str, scope: UnlistedScope, missing: int) -> None:
         ledger = self._ledgers.of(transport, keyspace)
         expired, _ = expire(transport, ledger.view().leasing())
-        self._deps.count("expired", expired)
+        self._deps.counters.add("expired", expired)
         ledger.release(scope, missing)
 
     def _end(self, transport: Transport) -> None:
@@ -118,7 +118,7 @@ class UnlistedScopes:
         self._wanted, self.rest_until_s = False, self._deps.clock() + seconds
 
     def _count(self, name: str, amount: int, _: str) -> None:
-        self._deps.count(f"departed_{name}" if name.startswith("evicted") else name, amount)
+        self._deps.counters.add(f"departed_{name}" if name.startswith("evicted") else name, amount)
 
 
 class ReclaimCapacity:
@@ -159,7 +159,7 @@ class ReclaimCapacity:
             self.due_s = deps.next_round_s()
             self.unlisted.request()
             if claim(connection.transport(), self._tidy_key, deps.token, deps.claim_ms):
-                deps.count("drift_rooms", abs(capacity.tidy(connection.transport())))
+                deps.counters.add("drift_rooms", abs(capacity.tidy(connection.transport())))
         if capacity.take_short():
             self.unlisted.request()
         done = self.unlisted.make_room(connection, deadline, capacity_bytes)

@@ -52,7 +52,7 @@ class AuditLeases:
             return
         differs = tuple(one.lease - charged for one, charged in zip(scope.buckets, scope.ledger.by_bucket, strict=True))
         if any(now != 0 and now == then for now, then in zip(differs, before, strict=False)):
-            self._deps.count("drift_leases", 1, keyspace)
+            self._deps.counters.add("drift_leases", 1, keyspace)
             # A bucket with more than its charge may have brought the scope above its limit.
             self._deps.inbox.urge(keyspace)
             ledger.rebuild(scope.ledger.version)
@@ -107,11 +107,11 @@ class SweepScopes:
         scope = ledger.view()
         deps.usage.put(keyspace, scope.usage)
         expired, dead = expire(transport, [one for one in scope.buckets if one.known and (one.in_use or audit)])
-        deps.count("expired", expired, keyspace)
-        deps.count("reservations_reaped", dead)
+        deps.counters.add("expired", expired, keyspace)
+        deps.counters.add("reservations_reaped", dead)
         clamp(transport, scope, life_ms)
         if audit:
-            deps.count("orphan_scans", 1)
+            deps.counters.add("orphan_scans", 1)
             for bucket in scope.buckets:
                 self._audit(transport, keyspace, bucket.state)
         if bounds is None:
@@ -129,9 +129,9 @@ class SweepScopes:
         while True:
             step = call("audit", state, reads_numbers(4), cursor=cursor, count=ENTRIES_PER_CALL, encrypts=encrypts)
             ((cursor, lost, lost_bytes, plain),) = transport.ask([step])
-            self._deps.count("drift_entries", lost, keyspace)
-            self._deps.count("drift_bytes", lost_bytes, keyspace)
-            self._deps.count("plaintext_removed", plain, keyspace)
+            self._deps.counters.add("drift_entries", lost, keyspace)
+            self._deps.counters.add("drift_bytes", lost_bytes, keyspace)
+            self._deps.counters.add("plaintext_removed", plain, keyspace)
             if not cursor:
                 break
         for index in (b"x", b"a"):
@@ -139,14 +139,14 @@ class SweepScopes:
             while position >= 0:
                 step = call("strays", state, reads_numbers(2), index=index, first=position, count=ENTRIES_PER_CALL)
                 ((position, strays),) = transport.ask([step])
-                self._deps.count("drift_entries", strays, keyspace)
+                self._deps.counters.add("drift_entries", strays, keyspace)
         status = "more"
         while status == "more":
             step = call("recount", state, reads_status(3), step=RECOUNT_STEP)
             ((status, (used, held, strays)),) = transport.ask([step])
-            self._deps.count("drift_entries", strays, keyspace)
-            self._deps.count("drift_bytes", abs(used) + abs(held), keyspace)
-        self._deps.count("recounts_repeated", status == "again", keyspace)
+            self._deps.counters.add("drift_entries", strays, keyspace)
+            self._deps.counters.add("drift_bytes", abs(used) + abs(held), keyspace)
+        self._deps.counters.add("recounts_repeated", status == "again", keyspace)
 
 
 def expire(transport: Transport, buckets: Sequence[BucketView]) -> tuple[int, int]:

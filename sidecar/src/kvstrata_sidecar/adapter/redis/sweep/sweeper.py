@@ -17,6 +17,7 @@ from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError, Transport, TransportError
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
+from kvstrata_sidecar.adapter.tier.threads import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class SweeperConnection:
             logger.exception("%s failed", work)
         else:
             return
-        self._deps.count("sweep_errors", 1)
+        self._deps.counters.add("sweep_errors", 1)
 
     def attempt(self, keyspace: str, work: Callable[[Transport, str], object], *, listed: bool = True) -> bool:
         """Do work about a scope while the policy allows it, or about one that is not `listed` there. Return whether to
@@ -107,11 +108,11 @@ def _send(transport: Transport, _: str, command: Command) -> None:
             raise
 
 
-class Sweeper(threading.Thread):
+class Sweeper(Upkeep):
     """Sends the inbox and runs jobs, in this order in each turn, until it is closed."""
 
     def __init__(self, deps: TierDeps, connection: SweeperConnection, jobs: Sequence[Job]) -> None:
-        super().__init__(name=f"kvs-{deps.tier.name}-sweeper", daemon=True)
+        super().__init__(deps.tier.name, "sweeper")
         self._connection = connection
         self._jobs = jobs
         self._inbox = deps.inbox
