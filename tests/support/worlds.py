@@ -177,10 +177,11 @@ class Simulation:
         merged = {**raw["spec"], **spec}
         self.put({**raw, "spec": {key: value for key, value in merged.items() if value is not None}})
 
-    def delete(self, kind: str, name: str) -> None:
-        """Delete an object as its user."""
+    def delete(self, kind: str, name: str, *, seen: bool = True) -> None:
+        """Delete an object as its user. Without `seen`, no operator runs."""
         self.kube.remove(kind, NAMESPACE, name)
-        self._deliver()
+        if seen:
+            self._deliver()
 
     def ack(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from kvstrata.contract.receipt.claims import claims
@@ -210,6 +212,18 @@ def test_at_the_domains_deadline_a_policy_goes_with_a_receipt_that_names_the_res
     (facts,) = made.chain.issued
     assert ReceiptClaim.VERIFIED not in claims(facts)
     assert ReceiptClaim.UNREACHABLE in claims(facts)
+
+
+def test_a_policy_that_was_deleted_long_before_an_operator_saw_it_is_erased_as_any_other() -> None:
+    made = world()
+    made.sim.edit("CacheDomain", "default", deletionDeadline="30m")
+    made.sim.come_to_rest()
+    made.sim.delete(POLICY, "acme", seen=False)
+    made.sim.now += timedelta(hours=2)
+    made.sim.restart()
+    run(gone, made)
+    (facts,) = made.chain.issued
+    assert set(claims(facts)) == ALL
 
 
 def test_a_pod_that_never_answers_holds_a_policy_no_longer_than_the_deadline() -> None:

@@ -157,7 +157,7 @@ class Children:
             metrics.WRITES.labels(key.kind, "finalizers").inc()
             if order.unproven:
                 log.warning("an object went without its receipt", extra={"key": str(key), "why": order.unproven})
-                if (gone := self._store.domain(key.namespace).objects[key.kind].get(key.name)) is not None:
+                if (gone := self._store.domain(key.namespace).objects(key.kind).get(key.name)) is not None:
                     await self._events.publish(gone, InvalidationReason.NOT_PROVEN, order.unproven, warning=True)
             if stored["metadata"].get("deletionTimestamp") and not order.finalizers:
                 return

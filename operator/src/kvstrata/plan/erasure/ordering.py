@@ -62,7 +62,7 @@ def woken(
         pods=gather.pods_at_hand(world, record.erasure),
         deletions_elsewhere=elsewhere,
         abandoned=_abandoned(world, key, found),
-        overdue=_overdue(world, found, now),
+        overdue=_overdue(world, found, now, record.erasure.order.started),
         unattended=now if going else None,
     )
     return Woken(tuple(_news(world, found, record, now)), observed)
@@ -98,10 +98,10 @@ def _deleted_policy(world: World, found: Ordering) -> TenantCachePolicy | None:
     return world.policies.get(world.policy_names.get(found.metadata.annotations.get(ERASES, ""), ""))
 
 
-def _overdue(world: World, found: Ordering | None, now: datetime) -> str:
+def _overdue(world: World, found: Ordering | None, now: datetime, began: datetime | None = None) -> str:
     """Return why the erasure ends unproven: the order, or the policy that waits for it, was deleted too long ago."""
     waiting = (found, _deleted_policy(world, found)) if found is not None else ()
-    late = (overdue(one, world.domain_spec.deletion_deadline, now) for one in waiting if one is not None)
+    late = (overdue(one, world.domain_spec.deletion_deadline, now, began) for one in waiting if one is not None)
     return next(filter(None, late), "")
 
 

@@ -85,10 +85,13 @@ def needs_finalizer(policy: TenantCachePolicy, draws: Scope | None = None) -> bo
     return policy.spec.deletion_policy is DeletionPolicy.ERASE and ScopeKind.TENANT in kinds
 
 
-def overdue(held: TenantCachePolicy | CacheInvalidation, limit: Duration, now: datetime) -> str:
-    """Return why the deletion of an object ends unproven; empty within the limit."""
+def overdue(
+    held: TenantCachePolicy | CacheInvalidation, limit: Duration, now: datetime, began: datetime | None = None
+) -> str:
+    """Return why the deletion of an object ends unproven; empty within the limit. An erasure that `began` later, as
+    after an outage of the operator, has as long."""
     since = held.metadata.deletion_timestamp
-    if since is None or (now - since).total_seconds() < limit.in_seconds:
+    if since is None or (now - max(since, began or since)).total_seconds() < limit.in_seconds:
         return ""
     return f"not proven within {limit}, the deletionDeadline of the CacheDomain"
 
@@ -153,7 +156,7 @@ def _given_up(case: DeletionCase) -> DeletionStep:
     uid = case.own.uid if case.own is not None and case.own.uid in case.kept else case.policy.uid
     if uid == case.policy.uid and not _can_be_named(case):
         return _unnamed(case.policy)
-    why = Decision(PolicyReason.ABANDONING, f"the receipt will state that it was given up: {case.abandoned}")
+    why = Decision(PolicyReason.ABANDONING, f"its receipt will state all that is not proven: {case.abandoned}")
     return DeletionStep(_carry_out(case.policy, uid), why)
 
 
@@ -295,13 +298,16 @@ def erases(policy: TenantCachePolicy) -> Finding:
 def _case(world: World, policy: TenantCachePolicy, now: datetime) -> DeletionCase:
     own, keyspace = world.erasures.get(policy.uid), keyspace_of(world.domain_key, policy.status.scope)
     written = own.record.erasure.only(ReceiptWritten) if own is not None else None
+    erasing, ready = world.invalidations.get(invalidation_name(policy)), policy.status.condition(ConditionType.READY)
+    has_no_object = ready is not None and ready.reason in (PolicyReason.CREATION_REFUSED, PolicyReason.ABANDONING)
+    began = erasing.metadata.creation_timestamp if erasing is not None else None if has_no_object else now
     case = DeletionCase(
         policy,
-        erasing=world.invalidations.get(invalidation_name(policy)),
+        erasing=erasing,
         kept=frozenset(world.erasures),
         receipt=written.digest if written is not None else None,
         namespace_deleting=policy.uid in world.ending.refused,
-        overdue=overdue(policy, world.domain_spec.deletion_deadline, now),
+        overdue=overdue(policy, world.domain_spec.deletion_deadline, now, began),
         nameable=world.identity is not None,
         served=keyspace is not None and not bundles_lack(world, {keyspace}),
     )
