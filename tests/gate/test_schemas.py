@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -52,12 +53,22 @@ def test_a_patterns_repetitions_are_written_out(pattern: str, size: int) -> None
     assert written_out(pattern) <= max(2 * size, size + 1000)
 
 
+@pytest.mark.parametrize("pattern", ["{" + " " * 1023, "{" + "1" * 1023, "[" * 1024, "(" * 1024, "[^" + "\\]" * 511])
+def test_a_pattern_takes_time_by_its_length_alone(pattern: str) -> None:
+    begun_s = time.thread_time()
+    written_out(pattern[:256])
+    assert time.thread_time() - begun_s < 0.05
+    written_out(pattern)
+    assert time.thread_time() - begun_s < 0.1
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
         "((a{1000}){1000})",
         "(a{1000}[])][](]b){1000}",  # a class that begins with a bracket
         "(a{1000}[b[c])]d[[](]e){1000}",  # a class inside a class
+        r"(a{1000}[b\](c[d]){1000}",  # a class with both brackets
         "(?x)a{1000} {1000}",  # spaces that mean nothing
         "(a{000000000000001000}){1000}",
         "a{99999999999999999999}",

@@ -30,8 +30,10 @@ _ALTERNATIVES = frozenset({"anyOf", "oneOf", "allOf", "enum"})
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 """Keys of schemas for the same value as the schema around them."""
 
-_SYMBOL = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|\{\s*(\d*)\s*,?\s*(\d*)\s*\}|.", re.DOTALL)
-_AMBIGUOUS = re.compile(r"\[\^?\]|\[[^\]]*\[|\(\?[a-w]*x")
+_SYMBOL = re.compile(r"\\.|\[\^?(?:\\.|[^][\\])*+\]|\{\s*+(\d*+)\s*+,?+\s*+(\d*+)\s*+\}|.", re.DOTALL)
+"""No part backtracks, and no class holds the beginning of another: the time grows with the length alone."""
+
+_AMBIGUOUS = re.compile(r"\[\^?\]|\[[^\]]*\[|\[(?:\\.|[^][\\])*+\[|\(\?[a-w]*x")
 """Classes and flags that engines read in different ways, and so the groups behind them."""
 
 
