@@ -141,6 +141,7 @@ async def test_a_port_that_takes_no_connections_makes_the_pod_unready_unless_it_
     address = "127.0.0.1", server.sockets[0].getsockname()[1]
     assert await own.try_now(address, None)
     assert not own.problem
+    assert await own.try_now(("::", address[1]), None), "without IPv6 a port of all addresses is one of IPv4"
     server.close()
     await server.wait_closed()
     assert not await own.try_now(address, None)

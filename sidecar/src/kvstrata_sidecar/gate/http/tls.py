@@ -104,8 +104,10 @@ class OwnPort:
         self._failures = 1
 
     async def try_now(self, address: tuple[str, int], tls: ServerTls | None) -> bool:
-        """Return whether it succeeded; a port of -1, which is closed, needs no success."""
+        """Return whether it succeeded; a port of -1, which is closed, needs no success. All addresses (`::`) are tried
+        by that of IPv4, which a pod without IPv6 has, too."""
         host, port = address
+        host = "127.0.0.1" if host == "::" else host
         problem = ""
         try:
             if port >= 0:
