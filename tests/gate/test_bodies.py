@@ -206,7 +206,7 @@ def test_ordinary_bodies_of_the_usual_clients_pass() -> None:
             {"stream": True, "stream_options": {"continuous_usage_stats": True, "include_usage": False}},
             "stream_options",
         ),
-        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"include_usage": 2}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
         ({"stream": True, "stream_options": []}, "stream_options"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -233,7 +233,9 @@ def test_options_that_are_refused_are_named(fields: dict[str, Any], param: str) 
     [
         ({}, {}, False),
         ({"stream": False}, {"stream": False}, False),
+        ({"stream": 0, "logprobs": 0}, {"stream": 0, "logprobs": 0}, False),
         ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}, True),
+        ({"stream": 1}, {"stream": 1, "stream_options": {"include_usage": True}}, True),
         ({"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
          {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}, False),
         ({"stream": True, "stream_options": {"include_usage": None, "continuous_usage_stats": False}},

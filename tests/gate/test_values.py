@@ -41,7 +41,7 @@ FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spa
          "add_special_tokens", "echo", "stream", "return_tokens_as_token_ids", "return_token_ids", "include_reasoning",
          "parallel_tool_calls", "add_generation_prompt", "continue_final_message")  # fmt: skip
 EXCESSIVE: dict[str, list[Any]] = {
-    **{key: [1, "true", [], {}] for key in FLAGS},
+    **{key: [2, -1, 1.5, "true", [], {}] for key in FLAGS},
     "frequency_penalty": [-2.1, 2.1, "1", True],
     "presence_penalty": [-2.1, 2.1],
     "repetition_penalty": [-1, 101],
@@ -69,7 +69,7 @@ EXCESSIVE: dict[str, list[Any]] = {
     "truncate_prompt_tokens": [-2, BIG],
     "truncation_side": ["middle", 1],
     "thinking_token_budget": [-2, BIG],
-    "stream_options": [[], {"include_usage": 1}, {"other": True}],
+    "stream_options": [[], {"include_usage": 2}, {"other": True}],
     "response_format": [*FORMATS, {"type": "structural_tag", "format": EXCESSIVE_SCHEMAS[2]},
                         {"type": "structural_tag", "structures": [{"schema": EXCESSIVE_SCHEMAS[4]}]},
                         {"type": "other"}, "json"],
@@ -78,7 +78,7 @@ EXCESSIVE: dict[str, list[Any]] = {
                            {"json": '{"a":' + "[" * 500 + "]" * 500 + "}"}, {"regex": "a" * 1025},
                            {"choice": ["x"] * 1001}, {"choice": ["x" * 1000] * 66}, {"regex": "((a{100}){100}){100}"},
                            {"json": '{"$ref":"#"}'}, {"grammar": LONG},
-                           {"structural_tag": LONG}, {"json_object": 1}],
+                           {"structural_tag": LONG}, {"json_object": 2}],
     "messages": [[], "x", [{"role": "user", "content": 1}]],
     "prompt": [[], {}, [1, "x"]],
     "tools": [*CHAT_TOOLS, *TOOLS, [{}] * 513, {}],

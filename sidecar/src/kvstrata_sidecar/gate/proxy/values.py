@@ -79,7 +79,8 @@ def _bound(holds: Callable[[Any], bool], rule: str) -> Bound:
     return check
 
 
-flag = _bound(lambda value: type(value) is bool, "true or false")
+flag = _bound(lambda value: type(value) in (bool, int) and value in (0, 1), "true or false")
+"""Also written as 1 or 0, as languages without truth values do, and as the engine reads it."""
 
 
 def is_whole(value: object) -> bool:
