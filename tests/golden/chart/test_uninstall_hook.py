@@ -65,3 +65,8 @@ def test_every_part_runs_before_the_uninstall_only_and_goes_with_it() -> None:
         assert annotations["helm.sh/hook"] == "pre-delete"
         assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
     assert not hook({"uninstall": {"check": False}})
+
+
+def test_values_of_a_chart_without_the_hook_are_reused_and_it_runs() -> None:
+    for reused in (None, {"check": None, "releaseObjects": None}):
+        assert hook({"uninstall": reused}) == hook({})
