@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from kvstrata.cli import uninstall
 from kvstrata.cli.uninstall import Uninstall, parse
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.lease import LEASE_NAME, RELEASE
@@ -87,6 +89,26 @@ async def test_a_finalizer_that_the_ending_operator_set_is_seen_and_the_operator
     code, text = await cluster.uninstall()
     assert (code, cluster.scaled) == (1, [0, 2])
     assert f"TenantCachePolicy {NAMESPACE}/acme" in text
+
+
+async def test_the_operator_starts_again_if_the_look_after_its_end_fails_or_it_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(Cluster):
+        def list(self, resource: Any, *where: Any, **chosen: Any) -> Any:
+            if ("Pod", OPERATOR, "kvs-1") not in self.objects:
+                raise KubeError(500, "", "")
+            return super().list(resource, *where, **chosen)
+
+    class Lasting(Cluster):
+        async def pod_ends(self, _: float) -> None:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(uninstall, "STOP_S", 0.05)
+    for cluster, error in ((Failing(), KubeError), (Lasting(), TimeoutError)):
+        with pytest.raises(error):
+            await cluster.uninstall("--release-objects")
+        assert cluster.scaled == [0, 2]
 
 
 async def test_objects_are_released_only_after_the_operator_has_ended_and_finalizers_of_others_stay() -> None:

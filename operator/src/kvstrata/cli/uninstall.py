@@ -1,7 +1,7 @@
 """The Job that Helm runs before it uninstalls a release: refuse while objects need the operator, or release them.
 
-It stops the operator before the last look, so that no finalizer is set after it. A refusal starts the operator again.
-Otherwise its claims of namespaces, and of the operator's Lease, end.
+It stops the operator before the last look, so that no finalizer is set after it. A refusal or a failure starts the
+operator again. Otherwise its claims of namespaces, and of the operator's Lease, end.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from kvstrata.plan.uninstall import UNPROVEN, HeldObject, held_objects, refusal,
 
 KINDS = tuple(UNPROVEN)
 LOOK_AGAIN_S = 1.0
+STOP_S = 180.0
+"""How long the operator's pods may take to end; less than the Job has."""
 
 
 class Uninstall:
@@ -28,18 +30,24 @@ class Uninstall:
         self._served = frozenset(one for one in options.watch_namespaces.split(",") if one)
 
     async def run(self) -> tuple[int, str]:
-        """Return the exit code, not 0 if the release must stay, and its reason. Raises KubeError."""
+        """Return the exit code, not 0 if the release must stay, and its reason. Raises KubeError, and TimeoutError if
+        the operator does not end."""
         release, namespace, revision = self._options.release, self._options.namespace, self._options.revision
         if (held := await self._held()) and not self._options.release_objects:
             return 1, refusal(held, release, namespace, revision)
-        await self._stop_operator()
-        held = await self._held()
-        if held and not self._options.release_objects:
-            await self._kube.scale(namespace, self._options.deployment, self._options.replicas)
-            return 1, refusal(held, release, namespace, revision)
-        for one in held:
-            await self._release(one)
-        await self._end_claims()
+        ended = False
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._stop_operator()
+            if (held := await self._held()) and not self._options.release_objects:
+                return 1, refusal(held, release, namespace, revision)
+            for one in held:
+                await self._release(one)
+            await self._end_claims()
+            ended = True
+        finally:
+            if not ended:
+                await self._kube.scale(namespace, self._options.deployment, self._options.replicas)
         return 0, released(held) if held else f"no object needs the operator of release {release}"
 
     async def _held(self) -> tuple[HeldObject, ...]:
@@ -100,8 +108,8 @@ async def _main(options: argparse.Namespace) -> int:
     kube = await Kube.connect()
     try:
         code, text = await Uninstall(kube, options, asyncio.sleep).run()
-    except KubeError as error:
-        code, text = 1, f"the uninstall check failed, uninstall again: {error}"
+    except (KubeError, TimeoutError) as error:
+        code, text = 1, f"the uninstall check failed, uninstall again: {str(error) or 'the operator does not end'}"
     finally:
         await kube.close()
     print(text)
