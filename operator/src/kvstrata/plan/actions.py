@@ -100,8 +100,6 @@ class ReadEvents(Question):
     again: Key
 
 
-
-
 class Decision(NamedTuple):
     """A reason of the API, and a sentence that names the object and the fix."""
 
