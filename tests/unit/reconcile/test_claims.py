@@ -10,7 +10,9 @@ import pytest
 
 from kvstrata.api.cachedomain import Installation
 from kvstrata.clients.resources import BY_KIND, SECRET
+from kvstrata.contract.receipt.record import Head, Link
 from kvstrata.plan.claim import SERVED_BY, served_by_another
+from kvstrata.plan.erasure.receipt_chain import ChainState
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure.receipt_chain import record_chain
 from kvstrata.reconcile.secrets import AUTHORITY_SECRET, SecretStore
@@ -204,10 +206,11 @@ def test_an_open_erasure_is_left_alone_once_another_serves_its_namespace() -> No
 def test_a_chain_of_receipts_is_not_reported_in_a_namespace_of_another() -> None:
     simulation = served()
     domain_id = simulation.status(*DOMAIN)["domainID"]
+    chain = ChainState(domain_id, NAMESPACE, [Link(Head(domain_id, NAMESPACE, 1, None, "0" * 64), 1, (), {}, b"")])
     lead(simulation, SECOND)
-    assert finish(record_chain(simulation.kube, simulation.store, NAMESPACE, domain_id, 1, "0" * 64)) is None
+    assert finish(record_chain(simulation.kube, simulation.store, chain)) is None
     simulation.store.installation = FIRST
-    assert finish(record_chain(simulation.kube, simulation.store, NAMESPACE, domain_id, 1, "0" * 64)) is not None
+    assert finish(record_chain(simulation.kube, simulation.store, chain)) is not None
 
 
 async def identity(kube: MemoryKube, namespace: str) -> str:

@@ -89,6 +89,13 @@ class Classification(StrEnum):
         return list(Classification).index(self)
 
 
+class TierName(ApiModel):
+    """Names a CacheTier of the same namespace."""
+
+    name: ObjectName
+    """Name of the CacheTier."""
+
+
 class RateLimit(ApiModel):
     """Rates that a gate allows a tenant. Each replica counts for itself: two admit twice as much."""
 
@@ -149,7 +156,7 @@ class Budget(ApiModel):
 
 
 Budgets = Annotated[tuple[Budget, ...], Field(max_length=16), map_list("tier")]
-TierNames = Annotated[tuple[ObjectRef, ...], Field(max_length=16), map_list()]
+TierNames = Annotated[tuple[TierName, ...], Field(max_length=16), map_list()]
 
 
 class LabelSelectorRequirement(ApiModel):
