@@ -11,7 +11,7 @@ import pytest
 
 from kvstrata.clients.redis.key_names import Names, slot_of
 from kvstrata.clients.redis.probe import Failure
-from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, SLOTS_MOVING, Standing, TierVerifier
+from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, SLOTS_MOVING, Standing, TierLook, TierVerifier
 from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_prefix
@@ -24,7 +24,6 @@ from tests.tiers.eraser import (
     KilledError,
     MortalServers,
     Report,
-    Seen,
     chunk_of,
     erase,
     look,
@@ -79,7 +78,7 @@ def delete(cluster: RedisCluster, *keyspaces: str) -> Report:
     return erase(order(cluster.nodes[0].port, *keyspaces, cluster=True))
 
 
-def seen(cluster: RedisCluster, *keyspaces: str, **options: int) -> Seen:
+def seen(cluster: RedisCluster, *keyspaces: str, **options: int) -> TierLook:
     return look(cluster.nodes[0].port, *keyspaces, cluster=True, **options)
 
 

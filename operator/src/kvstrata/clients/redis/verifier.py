@@ -75,6 +75,12 @@ class TierLook:
     slots_before: str
     slots_after: str
 
+    @property
+    def empty(self) -> bool:
+        """Whether it is proven that no server has a value or an index of the keyspaces."""
+        clean = bool(self.nodes) and not any(one.values or one.index for one in self.nodes)
+        return clean and not self.problems and self.slots_before == self.slots_after
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
