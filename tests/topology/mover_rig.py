@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
@@ -23,17 +23,30 @@ TIMEOUT_MS = 15_000
 """For servers without a successor: one that a busy machine starves is not dead."""
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Progress of orders, or why one failed."""
+
+    slots: int = 0
+    dropped: int = 0
+    failure: str = ""
+
+
+def total(reports: Sequence[Moved]) -> Moved:
+    """What orders did together, and why they failed."""
+    failures = "; ".join(filter(None, (one.failure for one in reports)))
+    return Moved(sum(one.slots for one in reports), sum(one.dropped for one in reports), failures)
+
+
 class MoverRig(Rig):
-    """A rig whose operator moves slots, too. `failures` tells why orders failed, `slots` and `dropped` count what moved
-    and what was dropped, `credentials` are the mover's."""
+    """A rig whose operator moves slots, too. `reports` has what moved and failed, `credentials` are the mover's."""
 
     credentials: tuple[str, str] | None = None
 
     def __init__(self, *args: Any, timeout_ms: int = TIMEOUT_MS, **options: Any) -> None:
         super().__init__(*args, **options)
         self.goal = replace(self.goal, node_timeout_ms=timeout_ms)
-        self.failures: list[str] = []
-        self.slots = self.dropped = 0
+        self.reports: list[Moved] = []
         self.removes = True
 
     async def made_anew(self, shards: int = 3) -> None:
@@ -50,7 +63,7 @@ class MoverRig(Rig):
         for pod in self.pods.values():
             with self.admin(pod) as client:
                 client.flushall()
-        self.failures, self.steps, self.slots, self.dropped = [], [], 0, 0
+        self.reports, self.steps = [], []
 
     async def no_pause(self, _: float) -> None:
         """Take turns with others, and lose no time."""
@@ -92,7 +105,7 @@ class MoverRig(Rig):
         await self.nodes.send(found.commands, cluster.pods, lambda: True)
         for order in found.moves:
             if failure := await (mover or self.mover()).carry_out(order, cluster, self.count):
-                self.failures.append(failure)
+                self.reports.append(Moved(failure=failure))
         if found.remove_pod in self.pods:
             self.replace(self.pods[found.remove_pod])
         for pod in list(self.pods.values()):
@@ -102,14 +115,14 @@ class MoverRig(Rig):
         return found
 
     def count(self, slots: int, dropped: int) -> None:
-        self.slots += slots
-        self.dropped += dropped
+        """Take the progress of an order."""
+        self.reports.append(Moved(slots, dropped))
 
     async def settled(self, mover: SlotMover | None = None) -> None:
         """Pass until nothing is left to do, or to remove if shards without slots are to stay."""
         patience = Patience()
         while (found := await self.pass_once(mover)) is not None and (self.removes or not found.drained):
-            patience.ask((found, self.slots))
+            patience.ask((found, self.reports[-1:]))
 
     def order(self, cluster: Cluster, source: int, target: int, *slots: int, **others: Any) -> MoveOrder:
         """An order of a shard's slots to another, key by key."""

@@ -16,7 +16,7 @@ from kvstrata.objects.redis.users import user_rules
 from kvstrata.plan.redis.topology import StepReason
 from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.tiers.server_kinds import KINDS, REDIS_7, REDIS_8, REDIS_8_2, VALKEY_9, ServerKind
-from tests.topology.mover_rig import MoverRig
+from tests.topology.mover_rig import MoverRig, total
 
 pytestmark = pytest.mark.redis
 
@@ -138,7 +138,7 @@ async def test_the_rights_of_the_admin_user_are_enough_and_its_password_is_in_no
     cluster = await rig.heard()
     order = rig.order(cluster, here, there, slot, movable_bytes=BLOCK - 1)
     assert await rig.mover().carry_out(order, cluster, rig.count) == ""
-    assert rig.dropped == len(MEMBERS), "the index is corrected, too"
+    assert total(rig.reports).dropped == len(MEMBERS), "the index is corrected, too"
     for pod in rig.pods.values():
         with rig.admin(pod) as client:
             client.execute_command("ACL", "SETUSER", "admin", "-restore-asking")
@@ -160,7 +160,7 @@ async def test_values_over_the_bound_are_dropped_counted_and_leave_the_index(rig
     cluster = await rig.heard()
     order = rig.order(cluster, here, there, slot, movable_bytes=BLOCK)
     assert await rig.mover().carry_out(order, cluster, rig.count) == ""
-    assert rig.dropped == 3
+    assert total(rig.reports).dropped == 3
     assert (await rig.owner(slot)).shard == there
     assert await audited(rig, bucket) == len(MEMBERS), "it holds no drift: books were kept"
 
@@ -174,8 +174,8 @@ async def test_slots_that_go_without_what_they_hold_arrive_empty(rig: MoverRig) 
     cluster = await rig.heard()
     order = replace(rig.order(cluster, here, there), slots=((0, 100),), drops=True)
     assert await rig.mover().carry_out(order, cluster, rig.count) == ""
-    assert rig.slots == 101
-    assert rig.dropped == len(MEMBERS) + 4, "values, #s, #x, #a and #m"
+    assert total(rig.reports).slots == 101
+    assert total(rig.reports).dropped == len(MEMBERS) + 4, "values, #s, #x, #a and #m"
     await rig.assert_whole()
     assert {bucket_of(name) for name in await rig.keys()} == {stays.encode()}
     await store(rig, moved)
@@ -192,10 +192,10 @@ async def test_what_the_target_has_no_room_for_is_dropped_and_counted(rig: Mover
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 700_000)
     cluster = await rig.heard()
     assert await rig.mover().carry_out(rig.order(cluster, here, there, slot), cluster, rig.count) == ""
-    assert 0 < rig.dropped < len(MEMBERS)
+    assert 0 < total(rig.reports).dropped < len(MEMBERS)
     with rig.admin(await rig.primary(there)) as client:
         client.config_set("maxmemory", "64mb")
-    assert await audited(rig, bucket) == len(MEMBERS) - rig.dropped
+    assert await audited(rig, bucket) == len(MEMBERS) - total(rig.reports).dropped
     with rig.admin(await rig.primary(here)) as client:
         client.config_set("maxmemory", 1)
     cluster = await rig.heard()
