@@ -21,7 +21,7 @@ from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.wrapped_keys import COMPONENT, WrappedKey, WrappedKeys, wrapping_key
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import unlock
-from tests.custody.token_file import OpenedClient, TokenFile
+from tests.custody.token_file import OpenedClient, TokenFile, nothing
 from tests.support.memory_kube import MemoryKube
 from tests.support.worlds import Killed
 
@@ -43,7 +43,7 @@ def custody_of(client: TransitClient, kube: MemoryKube, request: pytest.FixtureR
 
     def make(asked: TransitClient = client) -> KmsCustody:
         stored = WrappedKeys(kube, NAMESPACE, domain)
-        return KmsCustody(asked, stored, lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR)
+        return KmsCustody(asked, stored, lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR, nothing)
 
     return make
 
@@ -274,7 +274,7 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
     record = WrappedKey.decode(stored(kube))
     assert record is not None
     stored_in = WrappedKeys(kube, NAMESPACE, "another")
-    strange = KmsCustody(client, stored_in, lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR)
+    strange = KmsCustody(client, stored_in, lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR, nothing)
     metadata = {"name": stored_in.name_of(ACME), "namespace": NAMESPACE, "labels": labels.of_custody(COMPONENT)}
     for planted in (record, replace(record, wrapped="", revoked_at=NOW)):
         data = {ACME: base64.b64encode(planted.encode()).decode()}

@@ -16,7 +16,7 @@ from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKeys
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import unlock
-from tests.custody.token_file import TokenFile
+from tests.custody.token_file import TokenFile, nothing
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 
@@ -64,7 +64,7 @@ async def counting(bao: BaoServer, token_file: Path) -> AsyncIterator[Counting]:
 def custody(counting: Counting, request: pytest.FixtureRequest) -> KmsCustody:
     domain = base64.b32encode(request.node.name.encode()).decode().rstrip("=")[-40:]
     now: Callable[[], datetime] = lambda: datetime(2026, 11, 22, 10, tzinfo=UTC)  # noqa: E731
-    return KmsCustody(counting, WrappedKeys(MemoryKube(), NAMESPACE, domain), now, "operator-1")
+    return KmsCustody(counting, WrappedKeys(MemoryKube(), NAMESPACE, domain), now, "operator-1", nothing)
 
 
 async def test_as_many_keys_are_asked_about_at_once_as_there_are_connections(

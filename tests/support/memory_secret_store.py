@@ -29,7 +29,6 @@ class MemorySecretStore(SecretStore):
         renew_at = datetime.fromisoformat(certificate.decode().split()[0]) if certificate else None
         authority = digest_bytes(self.authority.certificate_pem)
         return SecretFacts(
-            raw["metadata"]["name"],
             frozenset(values),
             raw["metadata"]["resourceVersion"],
             users=what_users_may(values.get(names.ACL_FILE_KEY, b"")),

@@ -71,7 +71,7 @@ def test_other_names_of_the_services_are_put_into_another_certificate(monkeypatc
 
 def facts(authority: pki.KeyPair, values: dict[str, bytes]) -> SecretFacts:
     tls = pki.describe(values, authority.certificate_pem, NOW) if values.get("tls.crt") else None
-    return SecretFacts("kvs-tiny-gate-tls", frozenset(values), "1", tls=tls)
+    return SecretFacts(frozenset(values), "1", tls=tls)
 
 
 def test_only_a_whole_certificate_of_our_authority_for_exactly_these_names_stays() -> None:

@@ -204,7 +204,6 @@ class SecretFacts:
     a mark that holds, else None.
     """
 
-    name: str
     keys: frozenset[str]
     resource_version: str
     users: str = ""

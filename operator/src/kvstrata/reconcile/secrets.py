@@ -265,7 +265,6 @@ class SecretStore:
     def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
         certificate = values.get(names.CERTIFICATE_KEY)
         return SecretFacts(
-            name=raw["metadata"]["name"],
             keys=frozenset(values),
             resource_version=raw["metadata"].get("resourceVersion", ""),
             users=what_users_may(values.get(names.ACL_FILE_KEY, b"")),

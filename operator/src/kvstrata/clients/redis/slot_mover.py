@@ -45,7 +45,7 @@ class SlotMover:
     async def _carry_out(
         self, order: MoveOrder, cluster: Cluster, on_progress: OnProgress, lines: AsyncExitStack
     ) -> None:
-        servers = cluster.by_node_id()
+        servers = {server.node_id: server for server in cluster.servers.values()}
         missing = {order.source, order.target} - servers.keys()
         if missing:
             raise ServerAwayError(f"{' and '.join(sorted(missing))} did not answer")
@@ -61,7 +61,7 @@ class SlotMover:
         if order.atomic:
             await move_at_once(line(source), order.target, order.slots, on_progress, self.pause)
             return
-        known = source.peer(order.target)
+        known = next((peer for peer in source.peers if peer.node_id == order.target), None)
         if known is None:
             raise ServerAwayError(f"{cluster.pods[source.pod_uid].name} does not know {order.target}")
         others = [one for one in servers.values() if one.itself.is_primary and one not in (source, target)]

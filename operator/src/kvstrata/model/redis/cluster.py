@@ -114,9 +114,6 @@ class Server:
     def itself(self) -> Peer:
         return next(peer for peer in self.peers if peer.node_id == self.node_id)
 
-    def peer(self, node_id: str) -> Peer | None:
-        return next((peer for peer in self.peers if peer.node_id == node_id), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -133,9 +130,6 @@ class Cluster:
     silent: Mapping[str, tuple[str, str]]
     at_s: float
     unclaimed_before: tuple[SlotRange, ...] = ((0, SLOTS - 1),)
-
-    def by_node_id(self) -> Mapping[str, Server]:
-        return {server.node_id: server for server in self.servers.values()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kvstrata.contract.policy.data_key import KeyReference
 from kvstrata.model.world import World
-from kvstrata.plan.keys.data_keys import scopes_in_use
+from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future, scopes_in_use
 from kvstrata.plan.scopes import keyspace_of
 
 
@@ -28,6 +28,11 @@ class KeyNeeds:
     wanted: Set[str]
     named: Set[str]
     spent: Set[str]
+
+    @classmethod
+    def of(cls, world: World, wanted: Set[str], spent: Set[str]) -> KeyNeeds:
+        lasting = epochs_with_a_future(world) - world.keys_lost
+        return cls(epochs_in_use(world), lasting, wanted, world.data_keys.keys(), spent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,17 +54,11 @@ class Answers(Generic[T]):
 WhyNot = Callable[[], Awaitable[str]]
 
 
-async def _nothing() -> str:
-    return ""
-
-
 class KmsCustody:
     """The keys of one domain. `operator` is this pod's name, for revocations. `why_not` returns why no key may be drawn
     any more, empty if it may. Every call may raise CustodyError."""
 
-    def __init__(
-        self, client: TransitClient, stored: WrappedKeys, now: Clock, operator: str, why_not: WhyNot = _nothing
-    ) -> None:
+    def __init__(self, client: TransitClient, stored: WrappedKeys, now: Clock, operator: str, why_not: WhyNot) -> None:
         self._client, self._stored, self.domain, self._why_not = client, stored, stored.domain, why_not
         self._now, self._operator = now, operator
 

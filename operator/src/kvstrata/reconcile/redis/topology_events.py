@@ -149,20 +149,17 @@ class TopologyEvents:
             await self._publish("FailedOver", message, warning=by != PLANNED)
 
     async def _publish_work(self, verdict: Verdict) -> None:
-        moving, replacing = verdict.slots_to_move > 0, verdict.pods_to_replace > 0
-        if moving != self._moving:
-            begun = f"{verdict.slots_to_move} slots are to go to another shard"
-            await self._publish(
-                "MigrationStarted" if moving else "MigrationEnded",
-                begun if moving else "all slots are where they belong",
-            )
-        if replacing != self._replacing:
-            begun = f"{verdict.pods_to_replace} pods are of a former template, and are replaced one by one"
-            ended = "all pods are of the newest template"
-            await self._publish(
-                "ReplacementStarted" if replacing else "ReplacementEnded", begun if replacing else ended
-            )
-        self._moving, self._replacing = moving, replacing
+        slots, pods = verdict.slots_to_move, verdict.pods_to_replace
+        if slots and not self._moving:
+            await self._publish("MigrationStarted", f"{slots} slots are to go to another shard")
+        if self._moving and not slots:
+            await self._publish("MigrationEnded", "all slots are where they belong")
+        if pods and not self._replacing:
+            begun = f"{pods} pods are of a former template, and are replaced one by one"
+            await self._publish("ReplacementStarted", begun)
+        if self._replacing and not pods:
+            await self._publish("ReplacementEnded", "all pods are of the newest template")
+        self._moving, self._replacing = slots > 0, pods > 0
 
     async def _publish(self, reason: str, message: str, lost: int = 0, *, warning: bool = False) -> None:
         log.info("a cluster event", extra={"tier": "/".join(self._where), "event": reason, "detail": message})
