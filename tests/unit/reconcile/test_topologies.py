@@ -176,8 +176,6 @@ def test_a_cluster_that_is_forgotten_is_shown_no_more() -> None:
     events = teller("gone", Told())
     asyncio.run(look(events, whole(away=[0])))
     assert counted("backend_up", "gone") == 1
-    events.unasked()
-    assert counted("backend_up", "gone") == 0
     assert counted("backend_slots_uncovered", "gone") == 5461
     assert counted("tier_replicas_missing", "gone") == 1
     events.sent(forming())
@@ -305,6 +303,22 @@ def test_what_may_not_be_done_yet_is_tried_at_intervals_and_told_once(monkeypatc
     plans = asyncio.run(scenario())
     assert plans <= 4
     assert min(later - earlier for earlier, later in pairwise(evictions[-3:])) >= 0.2
+
+
+def test_a_cluster_whose_secret_is_gone_is_shown_as_away() -> None:
+    async def scenario() -> None:
+        store = Store(lambda: bytes(64), module.utc_now)
+        store.observe(tier())
+        state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["shared"])
+        assert state is not None
+        queue = WorkQueue(asyncio.get_running_loop().time)
+        async with Topologies(MemoryKube(), store, queue, lambda: True) as topologies:
+            topologies.tend(NAMESPACE, state.order)
+            await until(lambda: "shared" in store.domain(NAMESPACE).clusters)
+            assert store.domain(NAMESPACE).clusters["shared"].reason == "SecretNotFound"
+            assert counted("backend_up", "shared") == 0
+
+    asyncio.run(scenario())
 
 
 def test_of_a_tier_that_was_made_again_nothing_is_told_that_befell_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
