@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cacheinvalidation import RolledScope
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.api.status import ScopeStatus
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
-from kvstrata.model.refs import Key
 from kvstrata.model.world import World
-from kvstrata.plan.actions import StatusWrite
+from kvstrata.plan.actions import StatusWrite, key_of
 from kvstrata.plan.rules.policy import by_seniority
-from kvstrata.plan.scopes import held as epoch_held
+from kvstrata.plan.scopes import held
+
+Holder = CacheDomain | PrefixPool | TenantCachePolicy | TenantGroup
 
 
 def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
@@ -27,19 +27,20 @@ def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[Statu
         scope = Scope(ScopeKind(rolled.kind), rolled.name)
         if scope.kind is ScopeKind.POOL:
             continue
-        holder, status, version = _holder_with_version(world, scope)
-        if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None or leaves(world, holder):
+        holder = holder_of(world, scope)
+        if holder is None or rolled.new_epoch is None or leaves(holder):
+            continue
+        if (status := holder.status.scope) is None or status.epoch != rolled.old_epoch:
             continue
         epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
         # Usage under the old epoch does not apply to the new one.
-        yield StatusWrite(holder, version, {"scope": epoch, "usage": None})
+        yield StatusWrite(key_of(holder), holder.metadata.resource_version, {"scope": epoch, "usage": None})
     yield from _pool_rolls(world, listed)
 
 
-def leaves(world: World, holder: Key) -> bool:
+def leaves(holder: Holder | None) -> bool:
     """Whether the holder is a deleted policy: its scope ends and gets no new epoch."""
-    policy = world.policies.get(holder.name) if holder.kind == TenantCachePolicy.INFO.kind else None
-    return policy is not None and policy.metadata.deleting
+    return isinstance(holder, TenantCachePolicy) and holder.metadata.deleting
 
 
 def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
@@ -61,27 +62,20 @@ def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[Status
             rolls = max(now.rolls, following.scope.rolls if following is not None else 0) + 1
             scope = {"kind": str(ScopeKind.POOL), "name": name, "epoch": epochs[now.epoch], "rolls": rolls}
             fields |= {"scope": scope, "published": None, "warmedAt": None, "usage": None}
-        yield StatusWrite(Key(pool.INFO.kind, world.namespace, name), pool.metadata.resource_version, fields)
+        yield StatusWrite(key_of(pool), pool.metadata.resource_version, fields)
 
 
-def holder_of(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None]:
-    key, status, _ = _holder_with_version(world, scope)
-    return key, status
-
-
-def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None, str]:
-    holders: Iterable[CacheDomain | PrefixPool | TenantCachePolicy | TenantGroup | None]
+def holder_of(world: World, scope: Scope) -> Holder | None:
+    """Return the object whose status has the epoch of a scope; None before one is drawn."""
+    holders: Iterable[Holder | None]
     match scope.kind:
         case ScopeKind.GROUP:
-            missing, holders = Key(TenantGroup.INFO.kind, world.namespace, scope.name), (world.groups.get(scope.name),)
+            holders = (world.groups.get(scope.name),)
         case ScopeKind.PUBLIC:
-            missing, holders = Key(CacheDomain.INFO.kind, world.namespace, DOMAIN_NAME), (world.domain,)
+            holders = (world.domain,)
         case ScopeKind.POOL:
-            missing, holders = Key(PrefixPool.INFO.kind, world.namespace, scope.name), (world.pools.get(scope.name),)
+            holders = (world.pools.get(scope.name),)
         case _:
             # Of two policies for one tenant only the older one's epoch is in bundles.
-            missing, holders = Key(TenantCachePolicy.INFO.kind, world.namespace, ""), by_seniority(world, scope.name)
-    for holder in holders:
-        if holder is not None and (found := epoch_held(holder.status.scope, scope)) is not None:
-            return Key(holder.INFO.kind, world.namespace, holder.name), found, holder.metadata.resource_version
-    return missing, None, ""
+            holders = by_seniority(world, scope.name)
+    return next((one for one in holders if one is not None and held(one.status.scope, scope) is not None), None)

@@ -51,7 +51,6 @@ from kvstrata.plan.redis.backend import report_of
 from kvstrata.plan.redis.cluster import never_used
 from kvstrata.plan.rules.invalidation import scopes_to_leave
 from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced, not_started
-from kvstrata.plan.witnesses import Witness as Held
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
 
@@ -219,10 +218,13 @@ def reports(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...
         elif pod is not None and (word := _acknowledged(world, pod, revisions.get(witness.model))):
             if not has_acknowledged(erasure, witness.uid, word.boots):
                 yield word
-        elif settled is None and (fenced := fences.get(witness.uid)) is not None:
-            held = Held(witness.model, witness.name, witness.uid, fenced)
-            if is_fenced(world, held, pod, now) and (fence := _fence(world, witness, fenced, now)):
-                yield PodSeen(witness.uid, Standing.FENCED, now, fence=fence)
+        elif (
+            settled is None
+            and (fenced := fences.get(witness.uid)) is not None
+            and is_fenced(world, fenced, pod, now)
+            and (fence := _fence(world, witness, fenced, now))
+        ):
+            yield PodSeen(witness.uid, Standing.FENCED, now, fence=fence)
 
 
 def pods_at_hand(world: World, erasure: Erasure) -> dict[str, tuple[str, str]]:
@@ -310,8 +312,8 @@ def _subject(invalidation: CacheInvalidation) -> Subject:
 
 def _successor(world: World, rolled: RolledScope) -> str:
     """Return a scope's new epoch; empty if it ends, also if that was decided after the draw."""
-    holder, _ = holder_of(world, Scope(ScopeKind(rolled.kind), rolled.name))
-    return "" if leaves(world, holder) else rolled.new_epoch or ""
+    holder = holder_of(world, Scope(ScopeKind(rolled.kind), rolled.name))
+    return "" if leaves(holder) else rolled.new_epoch or ""
 
 
 def _form(scope: InvalidationScope) -> tuple[ScopeForm, str]:

@@ -132,7 +132,7 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
             return _wait_for_names(invalidation, now, named, named.pending)
     leaving = chain.erased_policy(world, invalidation)
     scopes = chain.scopes_to_roll(world, invalidation) if leaving is None else ()
-    missing = [scope for scope in scopes if holder_of(world, scope)[1] is None]
+    missing = [scope for scope in scopes if holder_of(world, scope) is None]
     if missing:
         return _wait_for_domain(world, invalidation, now, f"scope {missing[0]} has not drawn its first epoch yet")
     rolled = [intent for scope in scopes for intent in _intents(world, scope)] if leaving is None else _ends(leaving)
@@ -185,12 +185,12 @@ def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Progr
 def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
     """Return a scope's old and new epochs, drawn per scope from the plan's entropy. A pool under replacement has two,
     because the next may take over at any time. The scope of a deleted policy gets none."""
-    holder, status = holder_of(world, scope)
-    epochs = [status.epoch if status else ""]
+    holder = holder_of(world, scope)
+    epochs = [holder.status.scope.epoch if holder is not None and holder.status.scope is not None else ""]
     if scope.kind is ScopeKind.POOL and (following := world.pools[scope.name].status.next) is not None:
         epochs.append(following.scope.epoch)
     drawn = bytes.fromhex(digest([world.entropy.hex(), str(scope)]))[:16]
-    following_epoch = {} if leaves(world, holder) else {"newEpoch": epoch_from_random(drawn)}
+    following_epoch = {} if leaves(holder) else {"newEpoch": epoch_from_random(drawn)}
     return [{"kind": str(scope.kind), "name": scope.name, "oldEpoch": epoch, **following_epoch} for epoch in epochs]
 
 
