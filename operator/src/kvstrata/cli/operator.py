@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,13 +27,17 @@ from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.plan import actions
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import since_boot_s, utc_now
-from kvstrata.reconcile.erasure.deps import assemble
+from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.former_identities import Reclaims
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.key_rotation import KeyRotation
+from kvstrata.reconcile.erasure.keys import KeyRevoker
+from kvstrata.reconcile.erasure.pods import Pods
 from kvstrata.reconcile.erasure.receipt_chain import Chains
+from kvstrata.reconcile.erasure.record_store import RecordStore
 from kvstrata.reconcile.erasure.tasks import Erasures
-from kvstrata.reconcile.events import EventReader
+from kvstrata.reconcile.erasure.tiers import Looks
+from kvstrata.reconcile.events import EventReader, Events
 from kvstrata.reconcile.keys.delivery import KeyDelivery
 from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_domains import KmsDomains
@@ -52,7 +57,7 @@ from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import SecretStore
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.watch import Lists, Watches, build_settings, expected_watchers, live_watchers
-from kvstrata.reconcile.writer import NotLeadingError, Worker, Writer
+from kvstrata.reconcile.writer import NotLeadingError, Worker, Writer, require_lead
 from kvstrata.settings import Settings, SettingsError
 
 from . import garbage
@@ -232,19 +237,24 @@ class Operator:
             chains = Chains(self._kube, self._settings.namespace, utc_now, self._may_write)
             rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
+            jobs, name = Jobs(self._kube, context, utc_now, self._may_write), self._settings.pod_name
+            may_write = partial(require_lead, self._may_write)
             erasures = Erasures(
-                assemble(
-                    *acting,
-                    gates,
-                    context,
-                    self._may_write,
-                    self._kms,
-                    self._settings.pod_name,
-                    chains,
-                    self._settings.external_redis,
+                ErasureDeps(
+                    kube=self._kube,
+                    store=self._store,
+                    queue=self._queue,
+                    events=Events(self._kube),
+                    record_store=RecordStore(self._kube, self._settings.namespace),
+                    keys=KeyRevoker(*acting, name, utc_now, may_write, self._kms),
+                    looks=Looks(self._kube, name, utc_now, allowed=self._settings.external_redis),
+                    pods=Pods(self._kube, gates, utc_now),
+                    jobs=jobs,
+                    chains=chains,
+                    may_write=may_write,
+                    now=utc_now,
                 )
             )
-            jobs = Jobs(self._kube, context, utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
             backends = Backends(self._kube, self._store, self._queue, self._settings.external_redis)
             topologies = Topologies(self._kube, self._store, self._queue, self._may_write)

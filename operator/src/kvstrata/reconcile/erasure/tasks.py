@@ -128,7 +128,7 @@ class Erasures:
             await self._deps.jobs.remove(order.uid)
             self._deps.may_write()
             await self._deps.record_store.remove(order.uid)
-            await self._deps.release(self._deps.ordering_of(namespace, order))
+            await self._deps.hold(self._deps.ordering_of(namespace, order), held=False)
         except NotLeadingError:
             return
         except KubeError as error:
