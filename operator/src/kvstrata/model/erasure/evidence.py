@@ -44,10 +44,10 @@ def unreachable_at(erasure: Erasure) -> datetime | None:
         return None
     moments = [rolled.at]
     for witness in rolled.witnesses:
-        settled = [_settled_at(one) for one in erasure.of(facts.PodSeen, witness.uid) if _settles(erasure, one)]
+        settled = [one for one in erasure.of(facts.PodSeen, witness.uid) if _settles(erasure, one)]
         if not settled:
             return None
-        moments.append(min(settled))
+        moments.append(min(moment(one.fence.waited_until) if one.fence is not None else one.at for one in settled))
     return max(moments)
 
 
@@ -139,12 +139,6 @@ def last_moment(erasure: Erasure) -> datetime:
     return max((known_at for known_at in known if known_at), default=erasure.order.started)
 
 
-def leaks(erasure: Erasure, answer: facts.PodErased) -> bool:
-    """Whether a probe of the same round still found a key."""
-    probe = erasure.only(facts.PodProbed, answer.uid, str(answer.round))
-    return probe is not None and probe.missed < probe.asked
-
-
 def _after_ack(erasure: Erasure, answer: facts.PodErased) -> bool:
     acks = [one.at for one in erasure.of(facts.PodSeen, answer.uid) if one.boots == answer.boots]
     return bool(acks) and answer.at >= min(acks)
@@ -158,10 +152,6 @@ def _settles(erasure: Erasure, seen: facts.PodSeen) -> bool:
         return False
     needed = next((target.revision for target in rolled.targets if target.model == witness.model), None)
     return settles(seen.standing, seen.boots, seen.revision, needed, seen.fence)
-
-
-def _settled_at(seen: facts.PodSeen) -> datetime:
-    return moment(seen.fence.waited_until) if seen.fence is not None else seen.at
 
 
 def moment(text: str) -> datetime:

@@ -29,14 +29,14 @@ def build_receipt(operator_namespace: str, receipt: bytes) -> tuple[dict[str, An
     link = read_link(receipt)
     name = names.receipt(link.head.domain, link.head.sequence)
     if len(receipt) <= MAX_PART_BYTES:
-        return (_config_map(operator_namespace, name, link, {RECEIPT_DATA_KEY: receipt.decode()}),)
+        return (_part(operator_namespace, name, link, {RECEIPT_DATA_KEY: receipt.decode()}),)
     parts, listed = [], []
     for index, piece in enumerate(_pieces(receipt)):
         part, data = names.receipt_part(link.head.domain, link.digest, index), {RECEIPT_DATA_KEY: piece.decode()}
-        parts.append(_config_map(operator_namespace, part, link, data, labels.RECEIPT_PART))
+        parts.append(_part(operator_namespace, part, link, data, labels.RECEIPT_PART))
         listed.append({"name": part, "digest": digest_bytes(piece)})
     contents = canonical_json({"digest": digest_bytes(receipt), "parts": listed}).decode()
-    return (*parts, _config_map(operator_namespace, name, link, {PARTS_DATA_KEY: contents}))
+    return (*parts, _part(operator_namespace, name, link, {PARTS_DATA_KEY: contents}))
 
 
 def read_receipt_objects(objects: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, bytes | ReceiptError]]:
@@ -62,16 +62,8 @@ def read_receipt_objects(objects: Mapping[str, Mapping[str, Any]]) -> Iterator[t
 def build_public_keys(operator_namespace: str, pems: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the ConfigMap of public keys by key id. Former keys stay, because their receipts must remain
     verifiable."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": names.RECEIPT_PUBLIC_KEYS,
-            "namespace": operator_namespace,
-            "labels": labels.of_receipts("keys"),
-        },
-        "data": {f"{identifier}.pem": pem.decode("ascii") for identifier, pem in sorted(pems.items())},
-    }
+    data = {f"{identifier}.pem": pem.decode("ascii") for identifier, pem in sorted(pems.items())}
+    return _config_map(names.RECEIPT_PUBLIC_KEYS, operator_namespace, labels.of_receipts("keys"), data)
 
 
 def _whole(data: Mapping[str, str], objects: Mapping[str, Mapping[str, Any]]) -> bytes:
@@ -102,17 +94,13 @@ def _pieces(receipt: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _config_map(
+def _part(
     namespace: str, name: str, link: Link, data: Mapping[str, str], component: str = labels.RECEIPT
 ) -> dict[str, Any]:
-    own_labels = labels.of_receipts(component) | {
-        labels.DOMAIN: link.head.domain,
-        labels.RECEIPT_SEQUENCE: str(link.head.sequence),
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": namespace, "labels": own_labels},
-        "immutable": True,
-        "data": dict(data),
-    }
+    place = {labels.DOMAIN: link.head.domain, labels.RECEIPT_SEQUENCE: str(link.head.sequence)}
+    return _config_map(name, namespace, labels.of_receipts(component) | place, data) | {"immutable": True}
+
+
+def _config_map(name: str, namespace: str, own_labels: Mapping[str, str], data: Mapping[str, str]) -> dict[str, Any]:
+    about = labels.metadata(name, namespace, own_labels, None)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": dict(data)}

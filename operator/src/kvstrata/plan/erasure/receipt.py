@@ -138,7 +138,8 @@ def _copies(erasure: Erasure, witness: facts.Witness, tier: facts.HeldTier) -> r
     former = [one for one in erasure.of(facts.PodErased, witness.uid) if one.round < newest.round]
     before = [one.copies[tier.name] for one in former if tier.name in one.copies]
     earlier, erased_bytes = sum(one.erased for one in before), sum(one.bytes for one in before)
-    left = max(last.remaining, 1) if evidence.leaks(erasure, newest) else last.remaining
+    probe = erasure.only(facts.PodProbed, newest.uid, str(newest.round))
+    left = max(last.remaining, 1) if probe is not None and probe.missed < probe.asked else last.remaining
     if left and not tier.outlives_pod and _seen(erasure, witness.uid).standing is Standing.ENDED:
         return None  # its memory ended with it
     return rows.Copies(earlier + last.found, earlier + last.erased, left, erased_bytes + last.bytes)

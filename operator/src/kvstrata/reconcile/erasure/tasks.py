@@ -27,6 +27,7 @@ from kvstrata.plan.erasure.ordering import Ordering
 from kvstrata.plan.erasure.orders import Order
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import record_news
+from kvstrata.reconcile.background import Background
 from kvstrata.reconcile.claims import NameConflictError
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.executor import execute
@@ -35,28 +36,21 @@ from kvstrata.reconcile.writer import NotLeadingError
 log = logging.getLogger(__name__)
 
 
-class Erasures:
-    """Runs erasures. A context manager, for one event loop; plans may repeat orders at will."""
+class Erasures(Background):
+    """Runs erasures, by their uid, and ends them, by the order. Plans may repeat orders at will."""
 
     def __init__(self, deps: ErasureDeps) -> None:
+        super().__init__(deps.queue)
         self._deps = deps
         self._runners: dict[str, ErasureRunner] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
-
-    async def __aenter__(self) -> Erasures:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [*self._tasks.values(), *self._ending.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await super().__aexit__()
         metrics.ERASURES_OPEN.set(0)
 
     @property
     def open(self) -> int:
-        return len(self._tasks)
+        return sum(isinstance(slot, str) for slot in self._tasks)
 
     def take(self, namespace: str, order: ErasureOrder) -> None:
         """Start the erasure's task, or wake the running one."""
@@ -64,7 +58,7 @@ class Erasures:
             case CarryOutErasure():
                 self._carry_out(namespace, order)
             case EndErasure():
-                self._end(namespace, order)
+                self._finish(namespace, order)
 
     async def recall(self, watched: Collection[str] = ()) -> None:
         """Continue every stored erasure, of these namespaces or, without any, of all. Planning starts afterwards,
@@ -89,8 +83,8 @@ class Erasures:
             runner.wake()
             return runner
         runner = self._runners[order.uid] = ErasureRunner(self._deps, self._runners, namespace, order)
-        self._tasks[order.uid] = asyncio.create_task(self._follow(runner), name=f"erasure {runner.name}")
-        metrics.ERASURES_OPEN.set(len(self._tasks))
+        self._begin(order.uid, self._follow(runner), "an erasure failed; this is a defect")
+        metrics.ERASURES_OPEN.set(self.open)
         return runner
 
     async def _follow(self, runner: ErasureRunner) -> None:
@@ -107,53 +101,44 @@ class Erasures:
                 runner = ErasureRunner(self._deps, self._runners, runner.namespace, runner.order)
                 self._runners[runner.uid] = runner
         self._tasks.pop(runner.uid, None)
-        metrics.ERASURES_OPEN.set(len(self._tasks))
+        metrics.ERASURES_OPEN.set(self.open)
         if runner.state is None:
             self._runners.pop(runner.uid, None)
             return
         end = EndErasure(runner.order.kind, runner.order.name, runner.uid)
         if self._deps.ordering_of(runner.namespace, end) is None:
             # Without the object, no plan orders the end.
-            self._end(runner.namespace, end)
+            self._finish(runner.namespace, end)
 
-    def _end(self, namespace: str, order: EndErasure) -> None:
-        if order.uid not in self._ending:
-            self._ending[order.uid] = asyncio.create_task(self._ended(namespace, order))
+    def _finish(self, namespace: str, order: EndErasure) -> None:
+        self._begin(order, self._finished(namespace, order), "an erasure was not ended; this is a defect")
 
-    async def _ended(self, namespace: str, order: EndErasure) -> None:
-        """Remove an erasure's Jobs, then its record, then the finalizer of its object."""
-        await self._stop(order.uid)
-        try:
-            self._deps.may_write()
-            await self._deps.jobs.remove(order.uid)
-            self._deps.may_write()
-            await self._deps.record_store.remove(order.uid)
-            await self._deps.hold(self._deps.ordering_of(namespace, order), held=False)
-        except NotLeadingError:
-            return
-        except KubeError as error:
-            log.warning("an erasure's end waits", extra={"order": order.name, "error": str(error)})
-            if self._deps.ordering_of(namespace, order) is None:
-                await self._deps.sleep(advance.RETRY_S)
-                del self._ending[order.uid]
-                self._end(namespace, order)
+    async def _finished(self, namespace: str, order: EndErasure) -> None:
+        """Stop an erasure, which would create its record again. Remove its Jobs, then its record, then the finalizer of
+        its object. Without the object no plan repeats the order."""
+        while True:
+            if order.uid in self._tasks:
+                await self._end(order.uid)
+                self._runners.pop(order.uid, None)
+                metrics.ERASURES_OPEN.set(self.open)
+            try:
+                self._deps.may_write()
+                await self._deps.jobs.remove(order.uid)
+                self._deps.may_write()
+                await self._deps.record_store.remove(order.uid)
+                await self._deps.hold(self._deps.ordering_of(namespace, order), held=False)
+                break
+            except NotLeadingError:
                 return
-        else:
-            self._runners.pop(order.uid, None)
-            domain = self._deps.store.domain(namespace)
-            domain.erasures.pop(order.uid, None)
-            domain.forget_ending()
-        del self._ending[order.uid]
-
-    async def _stop(self, uid: str) -> None:
-        """Stop a task before its end: it would create the record again."""
-        task = self._tasks.pop(uid, None)
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        self._runners.pop(uid, None)
-        metrics.ERASURES_OPEN.set(len(self._tasks))
+            except KubeError as error:
+                log.warning("an erasure's end waits", extra={"order": order.name, "error": str(error)})
+                if self._deps.ordering_of(namespace, order) is not None:
+                    return
+                await self._deps.sleep(advance.RETRY_S)
+        self._runners.pop(order.uid, None)
+        domain = self._deps.store.domain(namespace)
+        domain.erasures.pop(order.uid, None)
+        domain.forget_ending()
 
 
 class ErasureRunner:
