@@ -151,15 +151,17 @@ def _export(options: argparse.Namespace) -> int:
 
 def _keys(options: argparse.Namespace) -> int:
     options.to.mkdir(parents=True, exist_ok=True)
-    for identifier, pem in public_keys(kubectl.cluster(options)):
+    published = kubectl.cluster(options).get("configmap", names.RECEIPT_PUBLIC_KEYS).get("data") or {}
+    for name, pem in sorted(published.items()):
+        identifier = name.removesuffix(".pem")
         try:
-            matches = key_id(read_public_pem(pem)) == identifier
+            matches = key_id(read_public_pem(pem.encode())) == identifier
         except SigningError:
             matches = False
         if not matches:
             raise CommandError(f"the key published as {identifier[:16]} is another, or missing")
         path = options.to / f"{identifier}.pem"
-        path.write_bytes(pem)
+        path.write_text(pem, encoding="utf-8")
         sys.stdout.write(f"{path}\n")
     return HOLDS
 
@@ -199,9 +201,3 @@ def receipts(cluster: Cluster, domain: str | None = None) -> Iterator[tuple[str,
     selector += f",{labels.DOMAIN}={domain}" if domain else ""
     items = cluster.get("configmaps", f"--selector={selector}")["items"]
     yield from read_receipt_objects({item["metadata"]["name"]: item for item in items})
-
-
-def public_keys(cluster: Cluster) -> Iterator[tuple[str, bytes]]:
-    data = cluster.get("configmap", names.RECEIPT_PUBLIC_KEYS).get("data") or {}
-    for name, pem in sorted(data.items()):
-        yield name.removesuffix(".pem"), pem.encode()

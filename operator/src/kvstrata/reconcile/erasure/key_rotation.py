@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
-from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.signing import SigningError
 from kvstrata.plan.erasure.receipt_chain import ChainState
@@ -52,15 +52,12 @@ class KeyRotation:
         if await self._chains.rotate(self._max_age_s):
             log.warning("another key signs receipts from now on")
             metrics.RECEIPT_KEY_ROTATIONS.inc()
-        is_over, problems = await self._chains.hand_over(self._reported, self._publish)
+        is_over, problems = await self._chains.hand_over(partial(recorded_chain, self._store), self._publish)
         for problem in problems:
             log.warning("a chain of receipts was not handed over to the current key", extra={"problem": problem})
         metrics.RECEIPT_CHAINS_STUCK.set(len(problems))
         if is_over:
             log.info("every chain of receipts was handed over to the current key")
-
-    def _reported(self, namespace: str, domain: str) -> ReceiptChain | None:
-        return recorded_chain(self._store, namespace, domain) if namespace else None
 
     async def _publish(self, chain: ChainState) -> None:
         found = await record_chain(self._kube, self._store, chain)

@@ -170,12 +170,7 @@ class Chains:
         if labels.ACCEPT_LOST_KEY in _annotations(public):
             log.warning("a new key signs receipts, because the one before is lost")
             return
-        used = bool((public or {}).get("data"))
-        if not used:
-            async for _ in self._kube.list(CONFIG_MAP, self._namespace, f"{_OF_RECEIPTS},{_WHOLE}"):
-                used = True
-                break
-        if used:
+        if (public or {}).get("data") or await self._domains():
             raise ChainConflictError(
                 f"the key that signs receipts is gone: namespace {self._namespace} has no Secret "
                 f"{names.RECEIPTS_KEY_SECRET}. Put it back from a backup; or annotate ConfigMap "
@@ -267,8 +262,8 @@ def _not_ours(name: str, why: str) -> str:
 
 
 def recorded_chain(store: Store, namespace: str, domain: str) -> ReceiptChain | None:
-    """Return the chain in the status of a domain's CacheDomain."""
-    found = _domain(store, namespace, domain)
+    """Return the chain in the status of a domain's CacheDomain; None also for an unknown namespace, the empty name."""
+    found = _domain(store, namespace, domain) if namespace else None
     return found.status.receipts if found is not None else None
 
 
