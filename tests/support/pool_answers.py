@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
+from kvstrata.model.pools import PodAnswer, SourceReport, WarmReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
 from tests.support.objects import NAMESPACE
@@ -48,7 +48,7 @@ def _render(simulation: Simulation, question: RenderPool) -> None:
     domain, uid = simulation.store.domain(NAMESPACE), question.pod.uid
     for prefix in question.prefixes:
         rendered = simulation.renderer.render(question.pod, simulation.acks[uid], prefix)
-        domain.renders[uid][prefix.digest] = RenderReport(rendered, simulation.now)
+        domain.renders[uid][prefix.digest] = PodAnswer(rendered, simulation.now)
 
 
 def _warm(simulation: Simulation, question: WarmPool) -> None:
@@ -64,4 +64,4 @@ def _inspect(simulation: Simulation, question: InspectPool) -> None:
     committed = domain.bundles.get(question.pod.model)
     shards = tuple(committed.bundle.pools.values()) if committed is not None else ()
     report = simulation.renderer.inspect(question.pod, simulation.acks[uid], question.pool_uid, shards)
-    domain.holdings[uid][question.pool_uid] = HoldingReport(report, simulation.now)
+    domain.holdings[uid][question.pool_uid] = PodAnswer(report, simulation.now)

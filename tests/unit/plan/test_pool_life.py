@@ -203,7 +203,7 @@ class TestFailures:
         chunks = next(iter(simulation.renderer.stored.values()))
         made = simulation.renderer.computed[:]
         simulation.renderer.computed.clear()
-        report = simulation.world.renders[simulation.pod("pod-0").uid][made[1][1]].rendered
+        report = simulation.world.renders[simulation.pod("pod-0").uid][made[1][1]].answer
         assert report is not None
         chunks.discard(report.hashes[-32:])
         simulation.advance(360)

@@ -48,8 +48,8 @@ def test_the_status_tells_what_all_pods_made_of_the_prefixes() -> None:
 def test_the_manifest_is_the_digest_of_its_hashes_in_order() -> None:
     simulation = world(pods=1)
     (report,) = simulation.world.renders[simulation.pod("pod-0").uid].values()
-    assert report.rendered is not None
-    hashes = report.rendered.hashes
+    assert report.answer is not None
+    hashes = report.answer.hashes
     ordered = sorted(hashes[at : at + 32] for at in range(0, len(hashes), 32))
     assert status(simulation)["manifestDigest"] == digest_bytes(b"".join(ordered))
 

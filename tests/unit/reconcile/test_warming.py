@@ -20,7 +20,7 @@ from kvstrata.contract.messages.pools import (
     WarmRequest,
 )
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.model.pools import RenderReport
+from kvstrata.model.pools import PodAnswer
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
 from kvstrata.reconcile import pools as module
@@ -105,7 +105,7 @@ class Scene:
             while self.warming._tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
-    def reports(self) -> dict[str, RenderReport]:
+    def reports(self) -> dict[str, PodAnswer[Rendered]]:
         return self.simulation.store.domain(NAMESPACE).renders[self.pod.uid]
 
     def due(self) -> bool:
@@ -115,7 +115,7 @@ class Scene:
 async def test_what_a_pod_makes_of_a_prefix_is_a_fact_and_its_pool_is_planned_again() -> None:
     scene = Scene()
     await scene.asked(RenderPool("manual", scene.pod, (ONE, TWO)))
-    assert {digest: report.rendered for digest, report in scene.reports().items()} == {
+    assert {digest: report.answer for digest, report in scene.reports().items()} == {
         ONE.digest: MADE,
         TWO.digest: MADE,
     }
@@ -145,14 +145,14 @@ async def test_a_pod_that_does_not_answer_has_made_nothing(error: GateError) -> 
 
     scene.gates.answers = fail
     await scene.asked(RenderPool("manual", scene.pod, (ONE,)))
-    assert scene.reports()[ONE.digest].rendered is None
+    assert scene.reports()[ONE.digest].answer is None
 
 
 async def test_an_answer_with_the_token_of_another_pod_is_not_believed() -> None:
     scene = Scene()
     scene.bound_to = "another-pod"
     await scene.asked(RenderPool("manual", scene.pod, (ONE,)))
-    assert scene.reports()[ONE.digest].rendered is None
+    assert scene.reports()[ONE.digest].answer is None
 
 
 async def test_an_answer_of_a_pod_that_went_meanwhile_is_dropped() -> None:
@@ -176,7 +176,7 @@ async def test_pods_that_name_the_same_chunks_share_the_names_in_memory() -> Non
         scene.bound_to = one.uid
         scene.warming._tokens._known.clear()
         await scene.asked(RenderPool("manual", one, (ONE,)))
-    first, second = (scene.simulation.world.renders[uid][ONE.digest].rendered for uid in (scene.pod.uid, other.uid))
+    first, second = (scene.simulation.world.renders[uid][ONE.digest].answer for uid in (scene.pod.uid, other.uid))
     assert first is not None
     assert second is not None
     assert first.hashes is second.hashes
@@ -307,14 +307,14 @@ async def test_what_a_pods_tiers_hold_is_a_fact_and_silence_is_one_too() -> None
     scene = Scene()
     question = InspectPool("manual", "uid", scene.pod)
     await scene.asked(question)
-    assert scene.simulation.world.holdings[scene.pod.uid]["uid"].report == HELD
+    assert scene.simulation.world.holdings[scene.pod.uid]["uid"].answer == HELD
 
     def fail() -> Rendered:
         raise GateError(GateFailure.TIMEOUT, "")
 
     scene.gates.answers = fail
     await scene.asked(question, warm(scene))
-    assert scene.simulation.world.holdings[scene.pod.uid]["uid"].report is None
+    assert scene.simulation.world.holdings[scene.pod.uid]["uid"].answer is None
     assert scene.simulation.world.warmed[scene.pod.uid]["0" * 12, ONE.digest].outcome is None
 
 
@@ -323,4 +323,4 @@ async def test_warm_ups_and_holdings_of_another_pods_token_are_not_believed() ->
     scene.bound_to = "another-pod"
     await scene.asked(warm(scene), InspectPool("manual", "uid", scene.pod))
     assert scene.simulation.world.warmed[scene.pod.uid]["0" * 12, ONE.digest].outcome is None
-    assert scene.simulation.world.holdings[scene.pod.uid]["uid"].report is None
+    assert scene.simulation.world.holdings[scene.pod.uid]["uid"].answer is None

@@ -1,11 +1,14 @@
-"""Facts about prefix pools that are not API objects: contents of ConfigMaps, and renderings by pods."""
+"""Facts about prefix pools that are not API objects: contents of ConfigMaps, and answers of pods."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Generic, TypeVar
 
-from kvstrata.contract.messages.pools import PoolReport, Rendered, WarmOutcome
+from kvstrata.contract.messages.pools import WarmOutcome
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +21,12 @@ class SourceReport:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderReport:
-    """A pod's rendering of a prefix; None if the pod did not answer as itself, or the prefix is too large to be sent.
-    It holds for the two processes that `rendered` names: after a restart of either it may differ."""
+class PodAnswer(Generic[T]):
+    """A pod's rendering of a prefix, or its holdings of a pool; None if the pod did not answer as itself, or the
+    request is too large to be sent. It holds for the two processes that `answer` names: after a restart of either it
+    may differ."""
 
-    rendered: Rendered | None
+    answer: T | None
     at: datetime
 
 
@@ -39,11 +43,3 @@ class WarmReport:
     def after(cls, before: WarmReport | None, outcome: WarmOutcome | None, at: datetime) -> WarmReport:
         known = before.failures if before is not None else 0
         return cls(outcome, at, 0 if outcome is WarmOutcome.STORED else known + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class HoldingReport:
-    """A pod's holdings of a pool; None if the pod did not answer as itself."""
-
-    report: PoolReport | None
-    at: datetime

@@ -14,6 +14,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
+from kvstrata.contract.messages.pools import PoolReport, Rendered
 from kvstrata.model.erasure.record import ErasureNow
 from kvstrata.model.guarantees import ClaimIndex
 from kvstrata.model.pods import (
@@ -27,7 +28,7 @@ from kvstrata.model.pods import (
     Unreadable,
     VerifiedState,
 )
-from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
+from kvstrata.model.pools import PodAnswer, SourceReport, WarmReport
 from kvstrata.model.probe import ProbeReport
 from kvstrata.model.reclaim import ReclaimReport
 from kvstrata.model.redis.cluster import ServerPod
@@ -139,9 +140,9 @@ class World:
     event_looks: dict[str, EventLook] = field(default_factory=dict)
     clusters: dict[str, ClusterReport] = field(default_factory=dict)
     sources: dict[tuple[str, str], SourceReport] = field(default_factory=dict)
-    renders: dict[str, dict[str, RenderReport]] = field(default_factory=lambda: defaultdict(dict))
+    renders: dict[str, dict[str, PodAnswer[Rendered]]] = field(default_factory=lambda: defaultdict(dict))
     warmed: dict[str, dict[tuple[str, str], WarmReport]] = field(default_factory=lambda: defaultdict(dict))
-    holdings: dict[str, dict[str, HoldingReport]] = field(default_factory=lambda: defaultdict(dict))
+    holdings: dict[str, dict[str, PodAnswer[PoolReport]]] = field(default_factory=lambda: defaultdict(dict))
     erasures: dict[str, ErasureNow] = field(default_factory=dict)
     reclaims: dict[tuple[str, int], ReclaimReport] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)

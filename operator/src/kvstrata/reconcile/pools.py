@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 from kvstrata.api.prefixpool import PrefixPool
@@ -16,10 +16,9 @@ from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import CONFIG_MAP
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.pools import WarmOutcome, WarmRequest
-from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.messages.pools import Rendered, WarmOutcome, WarmRequest
 from kvstrata.model.pods import Pod
-from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
+from kvstrata.model.pools import PodAnswer, SourceReport, WarmReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
 from kvstrata.plan.pools.content import sources_of
@@ -39,7 +38,8 @@ FORGET_AFTER = timedelta(seconds=2 * RENDER_AGAIN_S)
 _GO_ON = (WarmOutcome.STORED, WarmOutcome.INCOMPLETE)
 
 K = TypeVar("K")
-R = TypeVar("R", RenderReport, WarmReport, HoldingReport)
+T = TypeVar("T")
+Q = TypeVarTuple("Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Warming(Background):
         busy = self._busy.setdefault(question.pod.uid, asyncio.Lock())
         for prefix in question.prefixes:
             async with busy:
-                report = await self._render(namespace, question.pod, prefix)
+                report = await self._answer(namespace, question.pod, self._gates.render, prefix)
             domain = self._store.domain(namespace)
             if question.pod.name not in domain.pods[question.pod.model]:
                 return
@@ -117,54 +117,53 @@ class Warming(Background):
         _forget(self._store.domain(namespace).renders[question.pod.uid])
         self._queue.add(again)
 
-    async def _render(self, namespace: str, pod: Pod, prefix: PrefixSource) -> RenderReport:
-        made = None
+    async def _answer(
+        self, namespace: str, pod: Pod, ask: Callable[[str, str, *Q], Awaitable[tuple[T, str]]], *request: *Q
+    ) -> PodAnswer[T]:
+        answer = None
         with contextlib.suppress(PodAnswerError, ContractError):
-            made = await self._tokens.answer_of(namespace, pod, self._gates.render, prefix)
-        return RenderReport(made, utc_now())
+            answer = await self._tokens.answer_of(namespace, pod, ask, *request)
+        return PodAnswer(answer, utc_now())
 
     async def _warm_all(self, namespace: str, question: WarmPool) -> None:
         pod = question.pod
         for prefix in question.prefixes:
             request = WarmRequest(question.pool_uid, question.scope, question.manifest, prefix)
-            outcome: WarmOutcome | None = None
-            with contextlib.suppress(PodAnswerError, ContractError):
-                warmed = await self._tokens.answer_of(namespace, pod, self._gates.warm, request, question.timeout_s)
-                outcome = warmed.outcome
+            warmed = await self._answer(namespace, pod, self._gates.warm, request, question.timeout_s)
+            outcome = warmed.answer.outcome if warmed.answer is not None else None
             domain = self._store.domain(namespace)
             if pod.name not in domain.pods[pod.model]:
                 break
             known = domain.warmed[pod.uid]
             slot = (question.scope, prefix.digest)
-            known[slot] = WarmReport.after(known.get(slot), outcome, utc_now())
+            known[slot] = WarmReport.after(known.get(slot), outcome, warmed.at)
             if outcome not in _GO_ON:
                 break
         _forget(self._store.domain(namespace).warmed.get(pod.uid, {}))
         await self._inspect(namespace, InspectPool(question.pool, question.pool_uid, pod))
 
     async def _inspect(self, namespace: str, question: InspectPool) -> None:
-        pod, report = question.pod, None
-        with contextlib.suppress(PodAnswerError, ContractError):
-            report = await self._tokens.answer_of(namespace, pod, self._gates.pool, question.pool_uid)
+        pod = question.pod
+        report = await self._answer(namespace, pod, self._gates.pool, question.pool_uid)
         domain = self._store.domain(namespace)
         if pod.name in domain.pods[pod.model]:
-            domain.holdings[pod.uid][question.pool_uid] = HoldingReport(report, utc_now())
+            domain.holdings[pod.uid][question.pool_uid] = report
             _forget(domain.holdings[pod.uid])
         self._queue.add(Key("PrefixPool", namespace, question.pool))
 
 
-def _forget(reports: dict[K, R]) -> None:
+def _forget(reports: dict[K, WarmReport] | dict[K, PodAnswer[T]]) -> None:
     for old in [name for name, report in reports.items() if utc_now() - report.at > FORGET_AFTER]:
         del reports[old]
 
 
-def _shared(domain: DomainStore, digest: str, report: RenderReport) -> RenderReport:
+def _shared(domain: DomainStore, digest: str, report: PodAnswer[Rendered]) -> PodAnswer[Rendered]:
     """Share the hashes of an equal report: there are many pods, and manifests are large."""
-    made = report.rendered
+    made = report.answer
     if made is None:
         return report
     for reports in domain.renders.values():
         known = reports.get(digest)
-        if known is not None and known.rendered is not None and known.rendered.hashes == made.hashes:
-            return replace(report, rendered=replace(made, hashes=known.rendered.hashes))
+        if known is not None and known.answer is not None and known.answer.hashes == made.hashes:
+            return replace(report, answer=replace(made, hashes=known.answer.hashes))
     return report

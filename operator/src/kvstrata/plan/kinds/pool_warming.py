@@ -205,9 +205,9 @@ class Case:
     def _report(self, pod: Pod) -> PoolVersionState | None:
         answer = self.world.holdings.get(pod.uid, {}).get(self.pool.uid)
         state = self.world.states[pod.uid].state
-        if answer is None or answer.report is None:
+        if answer is None or answer.answer is None:
             return None
-        report = answer.report
+        report = answer.answer
         processes = report.gate_boot, report.cache_boot, report.fingerprint
         if processes != (state.gate_boot, state.cache_boot, state.fingerprint):
             return None
@@ -255,7 +255,7 @@ class Case:
         found = {}
         for digest, source in content.distinct.items():
             report = self.world.renders.get(pod.uid, {}).get(digest)
-            hashes = report.rendered.hashes if report is not None and report.rendered is not None else b""
+            hashes = report.answer.hashes if report is not None and report.answer is not None else b""
             if not hashes or not lost.isdisjoint(split_hashes(hashes)):
                 found[digest] = source
         return found or content.distinct

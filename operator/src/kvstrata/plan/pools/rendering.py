@@ -19,7 +19,7 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
 from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import Pod
-from kvstrata.model.pools import RenderReport
+from kvstrata.model.pools import PodAnswer
 from kvstrata.model.world import World
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.plan.actions import Decision, RenderPool
@@ -103,7 +103,7 @@ def rendered_manifest(world: World, pool: PrefixPool, digest: str) -> bytes | No
         return None
     for pod in world.pods.get(pool.spec.model_ref.name, {}).values():
         reports = world.renders.get(pod.uid, {})
-        made = [report.rendered for one in content.distinct if (report := reports.get(one)) is not None]
+        made = [report.answer for one in content.distinct if (report := reports.get(one)) is not None]
         whole = [rendered for rendered in made if rendered is not None and rendered.chunks]
         if len(whole) == len(content.distinct) and digest_bytes(hashes := manifest_hashes(whole)) == digest:
             return hashes
@@ -137,7 +137,7 @@ def _answer_of(world: World, pod: Pod, wanted: str, content: Content) -> dict[st
         digest: made
         for digest in content.distinct
         if (report := reports.get(digest)) is not None
-        and (made := report.rendered) is not None
+        and (made := report.answer) is not None
         and (made.gate_boot, made.cache_boot, made.render_id) == (*boots, wanted)
     }
 
@@ -163,7 +163,7 @@ def can_be_asked(world: World, pod: Pod) -> bool:
     return verified.state.engine_ready and bool(verified.state.cache_boot)
 
 
-def _wait_s(report: RenderReport | None, valid: bool, now: datetime) -> float:
+def _wait_s(report: PodAnswer[Rendered] | None, valid: bool, now: datetime) -> float:
     if report is None:
         return 0.0
     return (RENDER_AGAIN_S if valid else ASK_AGAIN_S) - (now - report.at).total_seconds()
