@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from kvstrata.contract import ContractError, contract_errors
+from kvstrata.contract import MALFORMED, ContractError
 from kvstrata.contract.messages.audit import LOGGER, Emitter, Happened, Line, Source
 from kvstrata.contract.wire import camel, from_wire
 
@@ -16,14 +16,16 @@ EMITTER = Emitter(Source.OPERATOR, "kvstrata-0", "b007")
 
 def read_line(data: bytes) -> Line:
     """Return a line. Raises ContractError for lines that this version does not write."""
-    with contract_errors("a line of the audit log"):
+    try:
         raw = json.loads(data)
-        line = from_wire(Line, raw, "line")
-        own = {camel(field.name) for field in fields(Happened)}
-        allowed = {camel(name) for name in (*line.action.fields, "action")}
-        if None in raw.values() or line.event is not line.action.event or not own & raw.keys() <= allowed:
-            raise ContractError(f"{line.action} does not have these fields")
-        return line
+    except MALFORMED as error:
+        raise ContractError("a line of the audit log is malformed") from error
+    line = from_wire(Line, raw, "line")
+    own = {camel(field.name) for field in fields(Happened)}
+    allowed = {camel(name) for name in (*line.action.fields, "action")}
+    if None in raw.values() or line.event is not line.action.event or not own & raw.keys() <= allowed:
+        raise ContractError(f"{line.action} does not have these fields")
+    return line
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[Line]:
