@@ -26,7 +26,7 @@ from .runtime import acquire, release
 from .tiers import start_tier
 
 logger = logging.getLogger(__name__)
-lmcache = versions.cache_server()
+lmcache = versions.load(versions.SERVER)
 AdapterBase: Any = lmcache.AdapterBase
 
 

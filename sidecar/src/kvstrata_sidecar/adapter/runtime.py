@@ -34,17 +34,14 @@ FIRST_CONTACT_S = 1.0
 """Longest time for the first answers of new tiers' servers."""
 
 
-def no_names(keyspace: str, chunk_hashes: Sequence[bytes]) -> None:
-    """Default of `Runtime.names`: the parts of chunks are unknown."""
-
-
 _lock = threading.Lock()
 _current: Runtime | None = None
 
 
 class Runtime:
     """The enforcement, link, tiers and memory of this process. Use `acquire` and `release`. `names` returns keys of
-    chunks' parts, `hasher` names chunks; both are LMCache's, and unknown until `govern`."""
+    chunks' parts, `hasher` names chunks; both are LMCache's, and unknown until `govern`. `ungoverned` is why no LMCache
+    runs here; `empty_memory` then names the CPU tier, empty without one."""
 
     def __init__(self, pod: AdapterParams) -> None:
         self.pod = replace(pod, tier=None)
@@ -54,9 +51,9 @@ class Runtime:
         """Tiers behind the server's own memory, fastest first."""
         self._tier_names: tuple[str, ...] = ()
         self.memory: ServerMemory | None = None
-        self.names: Names = no_names
+        self.names: Names = lambda *_: None
         self.hasher: Hasher | None = None
-        self._ungoverned = ""
+        self.ungoverned = ""
         self.empty_memory: str | None = None
         self.spans = Spans()
         self.prefill = Prefill()
@@ -86,13 +83,9 @@ class Runtime:
         while any(tier.state().breaker != BreakerState.CLOSED for tier in new) and time.monotonic() < give_up_at_s:
             time.sleep(FIRST_CONTACT_S / 100)
 
-    def govern(self, memory: ServerMemory | None, names: Names = no_names, hasher: Hasher | None = None) -> None:
+    def govern(self, memory: ServerMemory | None, names: Names = lambda *_: None, hasher: Hasher | None = None) -> None:
         """Set the server module's view of the server's own memory; None and the defaults when it ends."""
         self.memory, self.names, self.hasher = memory, names, hasher
-
-    def run_without_reuse(self, reason: str, memory_tier: str) -> None:
-        """Report that no LMCache runs here, and why; `memory_tier` names the CPU tier, empty without one."""
-        self._ungoverned, self.empty_memory = reason, memory_tier
 
     def chunk_tokens(self) -> int | None:
         """Return the tokens of a chunk, None until the server module has started."""
@@ -141,7 +134,7 @@ class Runtime:
             usage=tuple(own[:MAX_USAGE_ROWS]),
             usage_left_out=max(0, len(own) - MAX_USAGE_ROWS),
             tier_usage=tuple(sorted(shared, key=lambda row: -row.used_bytes)[:MAX_TIER_USAGE_ROWS]),
-            ungoverned=self._ungoverned,
+            ungoverned=self.ungoverned,
             fingerprints=tuple(self.enforcement.fingerprints()),
         )
 

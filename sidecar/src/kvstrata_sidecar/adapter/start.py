@@ -32,7 +32,7 @@ def main() -> None:
     shorten_keyspaces()
     arguments = sys.argv[1:]
     try:
-        versions.cache_server()
+        versions.load(versions.SERVER)
     except versions.UngovernedVersionError as error:
         logger.error("The pod serves without reuse: %s", error)
         serve_without_reuse(arguments, str(error))
@@ -55,7 +55,7 @@ def serve_without_reuse(arguments: Sequence[str], reason: str) -> None:
     for adapter in options.l2_adapter:
         params = AdapterParams.from_json(adapter["adapter_params"])
         runtime = acquire(params)
-        runtime.run_without_reuse(reason, module["config"].get("tier") or "")
+        runtime.ungoverned, runtime.empty_memory = reason, module["config"].get("tier") or ""
         runtime.policy_tiers.join = partial(_join, runtime)
         if params.tier is not None:
             _join(runtime, adapter["adapter_params"])

@@ -49,7 +49,7 @@ class Loans:
     def begin(
         self, lending: Lending, *, entry_of: Callable[[Any], Any], missing: object, clock: Callable[[], float]
     ) -> None:
-        """Start lending. `entry_of` and `missing` are as in `versions.CacheServer`."""
+        """Start lending. `entry_of` and `missing` are as in `v0_5_6.server`."""
         self._lending = lending
         self._entry_of = entry_of
         self._missing = missing

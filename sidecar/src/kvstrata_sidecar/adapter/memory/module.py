@@ -8,15 +8,15 @@ from typing import Any
 
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
-from kvstrata_sidecar.adapter.policy.enforcement import ignore_load
 from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.upstream import versions
 from kvstrata_sidecar.upstream.metrics import remove_salts
+from kvstrata_sidecar.upstream.pool import Pool
 from kvstrata_sidecar.upstream.server_checks import IncompatibleServerError
 
 logger = logging.getLogger(__name__)
-lmcache = versions.cache_server()
+lmcache = versions.load(versions.SERVER)
 ListenerBase: Any = lmcache.ListenerBase
 
 ADAPTER = ("kvstrata_sidecar.adapter.plugin", "PolicyAdapter")
@@ -44,7 +44,7 @@ class MemoryModule:
         if runtime.memory is not None:
             release(runtime)
             raise IncompatibleServerError("this server module was named twice")
-        self._pool = lmcache.pool(manager, runtime.spans)
+        self._pool: Pool = lmcache.pool(manager, runtime.spans)
         self._memory = memory = MemoryTier(
             self._pool,
             runtime.enforcement,
@@ -75,7 +75,7 @@ class MemoryModule:
         """Stop governing; LMCache frees the rest itself."""
         self._runtime.policy_tiers.join = None
         self._runtime.govern(None)
-        self._runtime.enforcement.loaded_from = ignore_load
+        self._runtime.enforcement.loaded_from = None
         self._runtime.enforcement.fingerprints = tuple
         self._memory.close()
         self._pool.close()

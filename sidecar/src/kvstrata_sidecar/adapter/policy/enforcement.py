@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvstrata.contract import ContractError
@@ -27,10 +28,6 @@ NANOSECONDS = 1_000_000_000
 
 LoadedFrom = Callable[[Hashable, str, memoryview], None]
 """Receives LMCache's key of a loaded block, the keyspace that it is kept under, and the memory that it is in now."""
-
-
-def ignore_load(_key: Hashable, _kept: str, _view: memoryview) -> None:
-    """Default of `Enforcement.loaded_from`, for a server whose memory is not governed."""
 
 
 class FreshnessFile:
@@ -63,9 +60,8 @@ class FreshnessFile:
             self._descriptor = None
 
 
-def boottime_ns() -> int:
-    """Return the clock that all containers of a node share and that counts suspension."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+boottime_ns = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+"""Returns the clock that all containers of a node share and that counts suspension."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,8 +93,8 @@ class Enforcement:
         self._readable = NOTHING_READABLE
         self._permits: set[Permit] = set()
         self._changed = threading.Condition()
-        self.loaded_from: LoadedFrom = ignore_load
-        """Called for each loaded block, before the load is answered."""
+        self.loaded_from: LoadedFrom | None = None
+        """Called for each loaded block, before the load is answered; None while the server's memory is not governed."""
         self.fingerprints: Callable[[], Collection[str]] = tuple
         """Returns the fingerprints of the engines that have registered with this cache server."""
         self.ages = Ages()

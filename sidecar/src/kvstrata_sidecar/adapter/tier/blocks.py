@@ -89,7 +89,8 @@ class BlocksPart(Part[CarrierT], Generic[CarrierT, PlaceT, DepsT]):
         counters.age(HIT, age_s)
         gain.carried(one.position, one.key, size)
         kept = self.deps.keyspace_at(one.place)
-        enforcement.loaded_from(one.key, kept, one.view)
+        if enforcement.loaded_from is not None:
+            enforcement.loaded_from(one.key, kept, one.view)
         pooled = kept != self.keyspace
         counters.add_all(
             self.keyspace, loaded=1, loaded_bytes=size, pool_hits=int(pooled), pool_bytes=size if pooled else 0

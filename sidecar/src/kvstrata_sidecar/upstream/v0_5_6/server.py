@@ -1,4 +1,4 @@
-"""LMCache 0.5.6 in the cache server; implements `upstream.versions.CacheServer`."""
+"""LMCache 0.5.6 in the cache server. Functions raise IncompatibleServerError for a server that they cannot govern."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from kvstrata_sidecar.upstream.v0_5_6.chunks import Chunks
 AdapterBase = L2AdapterInterface
 ListenerBase = L1ManagerListener
 MISSING = (L1Error.KEY_NOT_EXIST, None)
+"""The answer of `reserve_read` for an absent key."""
 
 store_result = L2StoreResult
 no_usage = partial(AdapterUsage, total_bytes_used=0, total_capacity_bytes=0)
@@ -46,6 +47,7 @@ def pool(manager: Any, spans: Spans) -> Pool:
 
 
 def entry_of(manager: Any) -> Callable[[Any], Any]:
+    """Return the function that makes an entry of the manager's table which LMCache frees after its last read."""
     ttl_s = manager._read_ttl_seconds
     return lambda memory_object: L1ObjectState(
         memory_obj=memory_object, write_lock=TTLLock(ttl_s), read_lock=TTLLock(ttl_s), is_temporary=True
@@ -53,6 +55,7 @@ def entry_of(manager: Any) -> Callable[[Any], Any]:
 
 
 def store_again(manager: Any) -> Callable[[list[Any]], object]:
+    """Return the function that has LMCache store blocks of its memory in all tiers behind it."""
     notify: Callable[[list[Any]], object] = checks.the_store_listener(manager, StoreListener).on_l1_keys_write_finished
     return notify
 
@@ -62,10 +65,13 @@ def chunks(context: Any) -> Chunks:
 
 
 def join(context: Any, module: str, name: str, params: Mapping[str, Any]) -> Leave:
+    """Have LMCache make the adapter class `name` of `module` with these parameters, and use it behind those that it
+    has; return the function that ends the use and closes the adapter."""
     storage = context.storage_manager
     number = storage.add_l2_adapter(PluginL2AdapterConfig(module, name, dict(params)))
     return partial(storage.delete_l2_adapter, number)
 
 
 def copies_elsewhere(build_context: Any) -> bool:
+    """Whether blocks pass through the server's heap on their way from and to the engine."""
     return not build_context.server_context.shm_pool_info["shm_name"]
