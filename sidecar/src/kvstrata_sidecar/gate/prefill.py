@@ -14,6 +14,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvstrata_sidecar.prometheus_text import family
+
 LENGTHS: Final = tuple(256 << power for power in range(11))
 """Upper bounds of the buckets in computed tokens, inclusive; the last one also has all longer prompts."""
 
@@ -73,15 +75,12 @@ class PrefillCost:
                 self.avoided_s[source] += new.get(source, 0.0) * per_token_s
 
     def page(self) -> bytes:
-        cost, avoided = "kvstrata_gate_prefill_seconds_per_token", "kvstrata_gate_prefill_avoided_seconds_total"
-        lines = [
-            f"# HELP {cost} Measured cost of prefill, by length (up to so many computed tokens).",
-            f"# TYPE {cost} gauge",
-            *(f'{cost}{{tokens="{length}"}} {seconds:.4g}' for length, seconds in self.by_length().items()),
-            f"# HELP {avoided} Prefill that cached prompt tokens would have taken, by their source.",
-            f"# TYPE {avoided} counter",
-            *(f'{avoided}{{source="{source}"}} {seconds:.6f}' for source, seconds in self.avoided_s.items()),
-        ]
+        costs = [({"tokens": str(length)}, f"{seconds:.4g}") for length, seconds in self.by_length().items()]
+        avoided = [({"source": source}, f"{seconds:.6f}") for source, seconds in self.avoided_s.items()]
+        text = "Measured cost of prefill, by length (up to so many computed tokens)."
+        lines = [*family("kvstrata_gate_prefill_seconds_per_token", "gauge", text, costs)]
+        text = "Prefill that cached prompt tokens would have taken, by their source."
+        lines += family("kvstrata_gate_prefill_avoided_seconds_total", "counter", text, avoided)
         return "".join(f"{line}\n" for line in lines).encode()
 
     def by_length(self) -> dict[int, float]:

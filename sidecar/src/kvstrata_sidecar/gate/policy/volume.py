@@ -133,8 +133,6 @@ class NamedFiles:
         self._directory = directory
         self._written: dict[str, bytes] = {}
         self._named: frozenset[str] = frozenset()
-        self._left = directory.exists()
-        """Whether there may be files that the policy does not name."""
 
     def add(self, files: Mapping[str, bytes]) -> None:
         """Write the files of the next policy."""
@@ -144,17 +142,14 @@ class NamedFiles:
             if self._written.get(name) != content:
                 write_whole(self._directory, name, content)
                 self._written[name] = content
-        self._left = self._left or not self._written.keys() <= files.keys()
         self._named = frozenset(files)
 
     def retain(self) -> None:
         """Remove the files that were not in the last `add`."""
-        if not self._left:
-            return
-        for name in set(os.listdir(self._directory)) - self._named:
+        there = os.listdir(self._directory) if self._directory.exists() else []
+        for name in set(there) - self._named:
             (self._directory / name).unlink(missing_ok=True)
         self._written = {name: content for name, content in self._written.items() if name in self._named}
-        self._left = False
 
 
 class PolicyVolume:
