@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -341,9 +342,8 @@ def transfer(step: Callable[[int, list[memoryview], int], int], descriptor: int,
     return True
 
 
-def boottime_s() -> float:
-    """Return seconds of a clock that never goes back and counts suspension."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+boottime_s = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+"""Returns seconds of a clock that never goes back and counts suspension."""
 
 
 class Clocks:

@@ -116,7 +116,7 @@ class FileIndex:
             self._changed.wait_for(lambda: space.fits_on_disk(reservation) or space.spares.sizes() - own, timeout_s)
             if not space.fits_on_disk(reservation):
                 return False
-            space.begin_write(reservation)
+            reservation.writing, reservation.spare = True, space.spares.take(reservation.size_bytes)
             return True
 
     def end(self, reservation: Reservation, *, stored: bool) -> None:

@@ -5,7 +5,7 @@ A pool's blocks are read from the pool and not stored again; older copies under 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,15 +56,12 @@ class Finder:
     def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
         """Return the blocks to write, without those that a pool has."""
         found: list[Found] = []
-        left_out: Counter[str] = Counter()
         refusals = _Refusals()
         for number, block in self._files.admitted(blocks, storing=True):
             if self._pooled(block, refusals) is None:
                 found.append((number, self.key(block)))
             else:
-                left_out[block.keyspace] += 1
-        for keyspace, count in left_out.items():
-            self._files.counters.add("stores_in_pool", count, keyspace)
+                self._files.counters.add("stores_in_pool", 1, block.keyspace)
         return _lent(blocks, views, found)
 
     def holds(self, block: Block) -> bool:

@@ -144,10 +144,6 @@ class Space:
             staged_bytes[one.keyspace] += one.size_bytes
         return staged_bytes
 
-    def begin_write(self, reservation: Reservation) -> None:
-        reservation.writing = True
-        reservation.spare = self.spares.take(reservation.size_bytes)
-
     def need_bytes(self) -> float:
         """Return the bytes above the room, including reservations."""
         need_bytes = self.used_bytes + self.staged_bytes().total() - self._room_bytes

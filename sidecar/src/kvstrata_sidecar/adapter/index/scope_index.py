@@ -57,16 +57,13 @@ class Scope:
 
     def eldest_s(self) -> float | None:
         """Return when the oldest block was computed, None without any."""
-        self._forget_stale()
+        while self._by_age and self.blocks.get(self._by_age[0][2]) is not self._by_age[0][3]:
+            heapq.heappop(self._by_age)
         return self._by_age[0][0] if self._by_age else None
 
     def least_used(self) -> int | None:
         """Return when the least recently used block was used, None without any."""
         return next((kept.used for kept in self.blocks.values()), None)
-
-    def _forget_stale(self) -> None:
-        while self._by_age and self.blocks.get(self._by_age[0][2]) is not self._by_age[0][3]:
-            heapq.heappop(self._by_age)
 
 
 class ScopeIndex:

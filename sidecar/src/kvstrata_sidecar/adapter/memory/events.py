@@ -89,11 +89,10 @@ class Events:
             computed_s = kept.computed_s if computed_s is None else min(computed_s, kept.computed_s)
         return 0.0 if computed_s is None else max(0.0, self.clock() - computed_s)
 
-    def read(self, now_s: float) -> tuple[set[str], list[tuple[str, int]]]:
-        """Enter queued events. Return the keyspaces with new or possibly released blocks, and (keyspace, bytes) of each
-        block that came from another tier to stay."""
+    def read(self, now_s: float, scope_of: Callable[[str], str]) -> set[str]:
+        """Enter queued events; return the keyspaces with new or possibly released blocks. `scope_of` returns the scope
+        for which a keyspace's blocks that came from another tier to stay are counted."""
         changed: set[str] = set()
-        promoted: list[tuple[str, int]] = []
         for _ in range(len(self._waiting)):
             event, keys = self._waiting.popleft()
             if event is MemoryEvent.INHERITED:
@@ -113,8 +112,9 @@ class Events:
                     for key in reversed(keys):
                         entry = self._enter(key, now_s)
                         if event is MemoryEvent.LOADED and entry is not None and not entry.is_temporary:
-                            promoted.append((key.cache_salt, self._pool.size(entry)))
-        return changed, promoted
+                            size_bytes = self._pool.size(entry)
+                            self._counts.add_all(scope_of(key.cache_salt), promoted_blocks=1, promoted_bytes=size_bytes)
+        return changed
 
     def compare(self, now_s: float) -> set[str]:
         """Compare a piece of the index with LMCache's tables and correct it; return the keyspaces that differed."""

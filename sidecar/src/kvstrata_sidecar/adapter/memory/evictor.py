@@ -106,7 +106,8 @@ class Evictor:
         everything, self._unfinished = self._unfinished, True
         # Doomed blocks first: the index learns of them in this turn, so no other block goes in their stead.
         self._eraser.advance()
-        changed = self._apply_policy() | self._read_events(now_s) | self._deadlines.due(now_s)
+        changed = self._apply_policy() | self._events.read(now_s, self._scope) | self._events.compare(now_s)
+        changed |= self._deadlines.due(now_s)
         if everything:
             self._deadlines.clear()
             self._locked.clear()
@@ -137,13 +138,6 @@ class Evictor:
         self._view = view
         self._counts.retain(self.bounds)
         return {one for one in before.keys() | self.bounds.keys() if before.get(one) != self.bounds.get(one)}
-
-    def _read_events(self, now_s: float) -> set[str]:
-        changed, promoted = self._events.read(now_s)
-        for keyspace, size_bytes in promoted:
-            self._counts.add("promoted_blocks", 1, self._scope(keyspace))
-            self._counts.add("promoted_bytes", size_bytes, self._scope(keyspace))
-        return changed | self._events.compare(now_s)
 
     def _reclaim_abandoned(self) -> None:
         """Free abandoned reservations, which LMCache leaves to eviction. If a block of that name exists, it would be

@@ -60,8 +60,7 @@ class Lending:
         return self.tier is not None and pool in readable.chunks and readable.admits(pool, chunk_hash, self.tier)
 
     def lent(self, key: Any, size_bytes: int) -> None:
-        self._counts.add("lent_blocks", 1, key.cache_salt)
-        self._counts.add("lent_bytes", size_bytes, key.cache_salt)
+        self._counts.add_all(key.cache_salt, lent_blocks=1, lent_bytes=size_bytes)
 
 
 class Borrowed:
