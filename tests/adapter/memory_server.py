@@ -16,7 +16,6 @@ from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from kvstrata_sidecar.upstream.pool import Pool
 from kvstrata_sidecar.upstream.room import Batch
 from tests.adapter.memory_stand_in import (
-    LOCKED,
     MISSING,
     NO_MEMORY,
     STORE_TAG,
@@ -50,7 +49,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.manager = Manager(self.blocks, lambda: self.now_s)
-        self.pool = Pool(self.manager, SUCCESS, LOCKED, NO_MEMORY, STORE_TAG)
+        self.pool = Pool(self.manager, SUCCESS, NO_MEMORY, STORE_TAG)
         enforcement: Any = SimpleNamespace(
             view=None, readable=NOTHING_READABLE, refusal=self._refusal, denies=self._denies
         )

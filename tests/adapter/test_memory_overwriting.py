@@ -17,7 +17,6 @@ from kvstrata_sidecar.upstream.pool import Pool
 from tests.adapter.memory_server import PATIENCE_S, A, B, Server, keys_of, until
 from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
-    LOCKED,
     NO_MEMORY,
     STORE_TAG,
     SUCCESS,
@@ -70,7 +69,7 @@ def test_memory_that_was_freed_twice_and_is_somebody_elses_is_left_alone() -> No
     content = ctypes.create_string_buffer(b"somebody else's", BLOCK_BYTES)
     freed = MemoryObject(ctypes.addressof(content), 1, valid=False)
     manager = Manager(1)
-    pool = Pool(manager, SUCCESS, LOCKED, NO_MEMORY, STORE_TAG)
+    pool = Pool(manager, SUCCESS, NO_MEMORY, STORE_TAG)
     scrubber = Scrubber(pool)
     scrubber.start()
     scrubber.take([freed])
@@ -128,8 +127,8 @@ def test_many_blocks_are_deleted_and_overwritten_in_portions(monkeypatch: pytest
         monkeypatch.setattr(server.pool, "give_back", lambda ones: given_back.append(len(ones)) or give_back(ones))
         overwrite, going_on = server.pool.overwrite, threading.Event()
         monkeypatch.setattr(server.pool, "overwrite", lambda *span: going_on.wait() and overwrite(*span))
-        deleted, locked = server.pool.delete([*keys_of(A, 11), Key(B, 1)])
-        assert (len(deleted), locked) == (10, {Key(A, 5)})
+        deleted = server.pool.delete([*keys_of(A, 11), Key(B, 1)])
+        assert deleted == {*keys_of(A, 11)} - {Key(A, 5)}
         assert asked == [4, 4, 4]
         assert server.pool.scrubber.pending_bytes == 10 * BLOCK_BYTES
         going_on.set()

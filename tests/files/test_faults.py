@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter.files.file_format import address_of
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from kvstrata_sidecar.upstream.pool import Pool
-from tests.adapter.memory_stand_in import LOCKED, NO_MEMORY, STORE_TAG, SUCCESS, Manager, MemoryObject
+from tests.adapter.memory_stand_in import NO_MEMORY, STORE_TAG, SUCCESS, Manager, MemoryObject
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block, blocks, file_of, files_in, purge
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 
@@ -189,7 +189,7 @@ class TestADiskThatHangs:
 class TestMemoryThatADiskMayTouch:
     def test_it_is_overwritten_and_given_back_when_the_disk_has_let_go_and_holds_nobody_else_up(self) -> None:
         manager, spans = Manager(8), Spans()
-        pool = Pool(manager, SUCCESS, LOCKED, NO_MEMORY, STORE_TAG, spans)
+        pool = Pool(manager, SUCCESS, NO_MEMORY, STORE_TAG, spans)
         pool.guard()
         base = manager._memory_manager.base
         lent, other = MemoryObject(base, 2), MemoryObject(base + 3 * PAGE_BYTES, 1)

@@ -50,6 +50,15 @@ Rows = Iterable[tuple[Mapping[str, str], Any]]
 
 DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
 
+BREAKERS = ("closed", "half-open", "open")
+FILES_STATES = ("full", "read_only", "recovering", "floor_reached")
+RESTORES = ("restored", "declined", "given_up")
+RESTORE_GAINS = ("saved", "avoided", "lost")
+RESTORE_SPEEDS = (
+    ("restore_bytes_per_second", "Speed of loads.", "bytes_per_s"),
+    ("restore_tokens_per_second", "The same in tokens.", "tokens_per_s"),
+    ("prefill_tokens_per_second", "Speed of prefill.", "prefill_tokens_per_s"),
+)
 
 MEMORY_TRAFFIC = {
     "promoted_blocks": "Blocks that came from slower tiers and stay in memory.",
@@ -87,7 +96,8 @@ def _families(
     yield "policy_scopes", "gauge", "Keyspaces of the policy in force.", [({}, state.keyspaces)]
     named = [(tier.state(), tier) for tier in tiers]
     own = [] if memory is None else [(memory.state().name, memory)]
-    rows: Rows = (row for one, tier in named for row in _servers(one.name, tier.nodes()))
+    breakers = ((one.name, [text.partition(":")[0] for text in tier.nodes().values()]) for one, tier in named)
+    rows = _each("breaker", ((name, {state: states.count(state) for state in BREAKERS}) for name, states in breakers))
     yield "tier_servers", "gauge", "Servers of a tier by the state of their breaker.", rows
     rows = [({"tier": one.name}, one.settling) for one, _ in named]
     text = "Scopes for which a changed limit or retention is not put through yet."
@@ -100,11 +110,7 @@ def _families(
     files = [one for one, _ in named if one.medium == FILES]
     rows = [({"tier": one.name}, one.used_bytes) for one in files]
     yield "files_bytes", "gauge", "Bytes that the files of a tier take on the disk.", rows
-    rows = (
-        ({"tier": one.name, "state": name}, int(getattr(one, name)))
-        for one in files
-        for name in ("full", "read_only", "recovering", "floor_reached")
-    )
+    rows = _each("state", ((one.name, {name: int(getattr(one, name)) for name in FILES_STATES}) for one in files))
     yield "files_state", "gauge", "1 for each current state of a tier's files, else 0.", rows
     memory_counts = [(tier, scope, counts) for tier, one in own for scope, counts in sorted(one.by_scope().items())]
     scoped = [(one.name, scope, counts) for one, tier in named for scope, counts in sorted(tier.by_scope().items())]
@@ -119,43 +125,23 @@ def _families(
         ("tier_events_total", FAILURES, "Failures and repairs of a tier, by kind."),
         ("tier_drift_total", DRIFTS, "Differences between values, index and accounting that were repaired."),
     ):
-        rows = [({"tier": tier, "kind": kind}, counts.get(kind, 0)) for tier, counts in counted for kind in kinds]
+        rows = _each("kind", ((tier, {kind: counts.get(kind, 0) for kind in kinds}) for tier, counts in counted))
         yield name, "counter", text, rows
     rows = [({"tier": name}, counts.get("orphan_scans", 0)) for name, counts in counted]
     yield "orphan_scans_total", "counter", "Searches of a tier for values without an owner.", rows
     yield "orphans_total", "counter", "Values without an owner, found and removed.", _orphans(named)
-    rows = [
-        ({"tier": one.name, "operation": operation}, histogram)
-        for one, tier in named
-        for operation, histogram in sorted(tier.latencies().items())
-    ]
+    rows = _each("operation", ((one.name, tier.latencies()) for one, tier in named))
     yield "operation_seconds", "histogram", "From LMCache's question to the answer.", rows
-    loads = [({"tier": one.name}, one.restore) for one in state.tiers if one.restore is not None]
-    rows = [
-        (labels | {"outcome": outcome}, count)
-        for labels, one in loads
-        for outcome, count in (("restored", one.restored), ("declined", one.declined), ("given_up", one.given_up))
-    ]
+    loads = [(one.name, one.restore) for one in state.tiers if one.restore is not None]
+    rows = _each("outcome", ((name, {key: getattr(one, key) for key in RESTORES}) for name, one in loads))
     yield "restores_total", "counter", "Hits of requests, by whether they were loaded, declined or given up.", rows
-    rows = [
-        (labels | {"outcome": outcome}, count / 1000)
-        for labels, one in loads
-        for outcome, count in (("saved", one.saved_ms), ("avoided", one.avoided_ms), ("lost", one.lost_ms))
-    ]
-    yield "restore_seconds_total", "counter", "Seconds of prefill and loads that these decisions saved, or cost.", rows
-    rows = [(labels, one.bytes_per_s) for labels, one in loads]
-    yield "restore_bytes_per_second", "gauge", "Speed of loads.", rows
-    rows = [(labels, one.tokens_per_s) for labels, one in loads]
-    yield "restore_tokens_per_second", "gauge", "The same in tokens.", rows
-    rows = [(labels, one.prefill_tokens_per_s) for labels, one in loads]
-    yield "prefill_tokens_per_second", "gauge", "Speed of prefill.", rows
+    seconds = ((name, {key: getattr(one, f"{key}_ms") / 1000 for key in RESTORE_GAINS}) for name, one in loads)
+    text = "Seconds of prefill and loads that these decisions saved, or cost."
+    yield "restore_seconds_total", "counter", text, _each("outcome", seconds)
+    for name, text, figure in RESTORE_SPEEDS:
+        yield name, "gauge", text, [({"tier": tier}, getattr(one, figure)) for tier, one in loads]
     ages = [*((name, one.ages()) for name, one in own), *((one.name, tier.ages()) for one, tier in named)]
-    rows = [
-        ({"tier": name, "at": moment}, histogram)
-        for name, by_moment in ages
-        for moment, histogram in sorted(by_moment.items())
-    ]
-    yield "block_age_seconds", "histogram", "How long ago a block's tokens were computed.", rows
+    yield "block_age_seconds", "histogram", "How long ago a block's tokens were computed.", _each("at", ages)
     rows = [
         ({"scope": scope, "cause": name.removeprefix("evicted_")}, count)
         for _, scope, counts in memory_counts
@@ -183,10 +169,9 @@ def _rows(state: AdapterState, named: Iterable[tuple[TierState, SlowerTier]]) ->
     return [*state.tier_usage[:MAX_SCOPES], *own[:MAX_SCOPES]]
 
 
-def _servers(tier: str, nodes: Mapping[str, str]) -> Iterator[Row]:
-    states = [text.partition(":")[0] for text in nodes.values()]
-    for state in ("closed", "half-open", "open"):
-        yield {"tier": tier, "breaker": state}, states.count(state)
+def _each(label: str, by_tier: Iterable[tuple[str, Mapping[str, Any]]]) -> Rows:
+    """Return a row for each tier and entry, whose key is the value of `label`."""
+    return [({"tier": tier, label: key}, value) for tier, one in by_tier for key, value in sorted(one.items())]
 
 
 def _orphans(named: Iterable[tuple[TierState, SlowerTier]]) -> Iterator[Row]:

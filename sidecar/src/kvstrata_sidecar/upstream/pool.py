@@ -20,21 +20,20 @@ DELETED_AT_ONCE = 256
 
 
 class Pool:
-    """One LMCache L1Manager whose freed memory is overwritten from `guard` until `close`. `success`, `locked` and
-    `no_memory` are LMCache's answers, `store_tag` its tag of stores. `spans` is memory that disks may still touch.
+    """One LMCache L1Manager whose freed memory is overwritten from `guard` until `close`. `success` and `no_memory`
+    are LMCache's answers, `store_tag` its tag of stores. `spans` is memory that disks may still touch.
     `loans` are not counted as blocks; only `in_use` includes them."""
 
     def __init__(
         self,
         manager: Any,
         success: object,
-        locked: object,
         no_memory: object,
         store_tag: str,
         spans: Spans | None = None,
     ) -> None:
         self._manager = manager
-        self._success, self._locked = success, locked
+        self._success = success
         self._memory = manager._memory_manager
         self._free: Callable[[list[Any]], Any] = self._memory.free
         self._spans = Spans() if spans is None else spans
@@ -116,18 +115,13 @@ class Pool:
         """Return an entry's bytes, padding included."""
         return int(entry.memory_obj.get_physical_size())
 
-    def delete(self, keys: Sequence[Hashable]) -> tuple[set[Hashable], set[Hashable]]:
-        """Delete unused blocks; return (deleted, locked). Missing blocks are in neither."""
+    def delete(self, keys: Sequence[Hashable]) -> set[Hashable]:
+        """Delete blocks; return those that were there and unused."""
         deleted: set[Hashable] = set()
-        locked: set[Hashable] = set()
         for start in range(0, len(keys), DELETED_AT_ONCE):
             answers = self._manager.delete(list(keys[start : start + DELETED_AT_ONCE]))
-            for key, answer in answers.items():
-                if answer == self._success:
-                    deleted.add(key)
-                elif answer == self._locked:
-                    locked.add(key)
-        return deleted, locked
+            deleted.update(key for key, answer in answers.items() if answer == self._success)
+        return deleted
 
     def return_loans(self) -> None:
         """Return loans of readers that are gone, and free memory that only loans held."""

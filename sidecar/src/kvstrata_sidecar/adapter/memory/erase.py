@@ -87,7 +87,7 @@ class MemoryEraser:
         """Delete blocks of keyspaces that left the policy; return the deleted keys. Doomed blocks are left to
         `advance`, so that no block counts twice."""
         with self._lock:
-            deleted, _ = self._pool.delete([key for key in blocks if not self.is_doomed(key)])
+            deleted = self._pool.delete([key for key in blocks if not self.is_doomed(key)])
             for key in deleted:
                 tally = self._tallies.get(blocks[key].keyspace)
                 if tally is not None:

@@ -144,7 +144,7 @@ class Evictor:
         deleted too: then the reservation stays until that block goes."""
         abandoned = [key for key in self._pool.abandoned() if self._pool.entry(key) is None]
         if abandoned:
-            self._counts.add("abandoned", len(self._pool.delete(abandoned)[0]))
+            self._counts.add("abandoned", len(self._pool.delete(abandoned)))
 
     def _choose(self, now_s: float, changed: set[str] | None, waiting: int) -> Choice:
         used_bytes, total_bytes = self._pool.usage()
@@ -167,7 +167,7 @@ class Evictor:
             return set()
         found = {key: kept for key in choice.victims if (kept := self._index.find(key)) is not None}
         removed = {key: kept for key, kept in found.items() if choice.victims[key] is Cause.REMOVED}
-        deleted = self._eraser.delete(removed) | self._pool.delete([key for key in found if key not in removed])[0]
+        deleted = self._eraser.delete(removed) | self._pool.delete([key for key in found if key not in removed])
         now_s = self.clock()
         for key, kept in found.items():
             if key not in deleted:

@@ -118,7 +118,7 @@ class MemoryTier:
         return [self.size(block.key) for block in blocks]
 
     def delete(self, blocks: Sequence[Block]) -> list[Hashable]:
-        return list(self._pool.delete([block.key for block in blocks if self._pool.entry(block.key) is not None])[0])
+        return list(self._pool.delete([block.key for block in blocks if self._pool.entry(block.key) is not None]))
 
     def kept(self, blocks: Sequence[Block]) -> int:
         """Return how many of these blocks exist or are being written."""

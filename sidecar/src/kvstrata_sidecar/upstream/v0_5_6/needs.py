@@ -10,7 +10,7 @@ def _of(owner: str, *needs: str) -> tuple[str, ...]:
 SERVER = (
     "lmcache.lmcache_native:Bitmap.batched_set",
     *_of("lmcache.lmcache_native:TTLLock", ".is_locked", ".lock", ".unlock"),
-    *_of("lmcache.v1.distributed.error:L1Error", ".SUCCESS", ".KEY_IS_LOCKED", ".KEY_NOT_EXIST", ".OUT_OF_MEMORY"),
+    *_of("lmcache.v1.distributed.error:L1Error", ".SUCCESS", ".KEY_NOT_EXIST", ".OUT_OF_MEMORY"),
     "lmcache.v1.distributed.internal_api:L1ManagerListener{on_l1_keys_reserved_read, on_l1_keys_read_finished,"
     " on_l1_keys_reserved_write, on_l1_keys_write_finished, on_l1_keys_finish_write_and_reserve_read,"
     " on_l1_keys_deleted_by_manager, on_l1_keys_accessed}",

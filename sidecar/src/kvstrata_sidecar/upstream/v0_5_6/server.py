@@ -43,7 +43,7 @@ def manager(context: Any) -> Any:
 
 
 def pool(manager: Any, spans: Spans) -> Pool:
-    return Pool(manager, L1Error.SUCCESS, L1Error.KEY_IS_LOCKED, L1Error.OUT_OF_MEMORY, _L1_WRITE_TAG, spans)
+    return Pool(manager, L1Error.SUCCESS, L1Error.OUT_OF_MEMORY, _L1_WRITE_TAG, spans)
 
 
 def entry_of(manager: Any) -> Callable[[Any], Any]:

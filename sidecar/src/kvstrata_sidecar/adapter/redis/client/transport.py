@@ -76,29 +76,21 @@ class ClusterTransport(Connections, resp.Transport):
         for node, index, error in self._follow([write.key for write in writes], settle):
             writes[index].answer = self._judged(node, error)
 
-    def get_each(self, reads: Sequence[resp.Read]) -> list[bool]:
-        """Read values; for each whether it is there and counts. Raises the first error reply."""
-        found = [False] * len(reads)
+    def get_each(self, reads: Sequence[resp.Read]) -> None:
+        """Read values. Raises the first error reply."""
 
         def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, resp.ReplyError]]:
             left = indices
             while left:
                 replies = self.use(node, lambda one: one.get_each([reads[index] for index in left]))  # noqa: B023
-                unknown: list[int] = []
-                for index, outcome in zip(left, replies, strict=True):
-                    if isinstance(outcome, resp.ReplyError):
-                        yield index, outcome
-                    elif outcome is None:
-                        unknown.append(index)
-                    else:
-                        found[index] = outcome
-                left = unknown
+                outcomes = [*zip(left, replies, strict=True)]
+                yield from ((index, outcome) for index, outcome in outcomes if isinstance(outcome, resp.ReplyError))
+                left = [index for index, outcome in outcomes if outcome is None]
 
         for node, index, error in self._follow([read.key for read in reads], settle):
             if error.code != "ASK" or not self._topology.cluster:
                 raise self._judged(node, error) from error
-            found[index] = self._get_apart(node, reads[index])
-        return found
+            self._get_apart(node, reads[index])
 
     def _follow(
         self, keys: Sequence[bytes], settle: Callable[[Node, list[int]], Iterator[tuple[int, resp.ReplyError]]]
@@ -130,14 +122,14 @@ class ClusterTransport(Connections, resp.Transport):
             if isinstance(answer, resp.ReplyError) and answer.code not in NOT_THE_NODES_FAULT:
                 raise answer
 
-    def _get_apart(self, node: Node, read: resp.Read) -> bool:
+    def _get_apart(self, node: Node, read: resp.Read) -> None:
         """Read a value in a slot that moves key by key: the commands before it may be at another server."""
         if not read.accept(self.ask(read.before)):
-            return False
+            return
         for _ in range(2):
             (outcome,) = self.use(node, partial(Connection.get_each, reads=[read], asking=True))
             if not isinstance(outcome, resp.ReplyError):
-                return bool(outcome)
+                return
             target = self._target(node, outcome, lambda _: True)
             if target is None:
                 raise self._judged(node, outcome) from outcome
