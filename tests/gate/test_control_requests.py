@@ -114,6 +114,6 @@ async def test_a_caller_that_leaves_is_not_waited_for(gate: World) -> None:
 async def test_news_that_comes_without_an_event_is_told_within_seconds(gate: World) -> None:
     waiting = asyncio.create_task(poll(gate, 1, 60))
     await until(lambda: gate.gate.control._polls)
-    gate.gate.key_watch.problem = "the Secret is gone"
+    gate.gate.keys.problem = "the Secret is gone"
     answer = await asyncio.wait_for(waiting, 20)
     assert "the Secret is gone" in json.loads(answer.body)["problem"]

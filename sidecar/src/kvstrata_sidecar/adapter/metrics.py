@@ -53,7 +53,6 @@ DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
 BREAKERS = ("closed", "half-open", "open")
 FILES_STATES = ("full", "read_only", "recovering", "floor_reached")
 RESTORES = ("restored", "declined", "given_up")
-RESTORE_GAINS = ("saved", "avoided", "lost")
 RESTORE_SPEEDS = (
     ("restore_bytes_per_second", "Speed of loads.", "bytes_per_s"),
     ("restore_tokens_per_second", "The same in tokens.", "tokens_per_s"),
@@ -135,9 +134,10 @@ def _families(
     loads = [(one.name, one.restore) for one in state.tiers if one.restore is not None]
     rows = _each("outcome", ((name, {key: getattr(one, key) for key in RESTORES}) for name, one in loads))
     yield "restores_total", "counter", "Hits of requests, by whether they were loaded, declined or given up.", rows
-    seconds = ((name, {key: getattr(one, f"{key}_ms") / 1000 for key in RESTORE_GAINS}) for name, one in loads)
+    gains_ms = ((name, {"saved": one.saved_ms, "avoided": one.avoided_ms, "lost": one.lost_ms}) for name, one in loads)
+    rows = [(labels, gain_ms / 1000) for labels, gain_ms in _each("outcome", gains_ms)]
     text = "Seconds of prefill and loads that these decisions saved, or cost."
-    yield "restore_seconds_total", "counter", text, _each("outcome", seconds)
+    yield "restore_seconds_total", "counter", text, rows
     for name, text, figure in RESTORE_SPEEDS:
         yield name, "gauge", text, [({"tier": tier}, getattr(one, figure)) for tier, one in loads]
     ages = [*((name, one.ages()) for name, one in own), *((one.name, tier.ages()) for one, tier in named)]

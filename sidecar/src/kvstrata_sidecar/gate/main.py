@@ -40,7 +40,6 @@ from kvstrata_sidecar.gate.http.engine_client import EnginePool
 from kvstrata_sidecar.gate.http.messages import Limits
 from kvstrata_sidecar.gate.http.server import HttpServer
 from kvstrata_sidecar.gate.http.tls import CHECK_S, RETRY_S, OwnPort, ServerTls
-from kvstrata_sidecar.gate.policy.api_keys import KeyRing, Keys
 from kvstrata_sidecar.gate.policy.bundle_watch import BundleWatch, KeyWatch
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement, Freshness
 from kvstrata_sidecar.gate.policy.identity import ResolvedIdentity
@@ -82,7 +81,6 @@ class Gate:
         self.prefill = PrefillCost()
         sources = Upstream("engine", self.engine, ENGINE_NAMES), Upstream("cache", self.cache, CACHE_NAMES)
         self.relay = Relay(*sources, self.prefill.observe, loop.time)
-        self.keys = Keys(KeyRing())
         self.authority = ApiAuthority(settings.kube_ca_file) if settings.kube_tls else None
         self.api = KubeApi(
             settings.kube_host, settings.kube_port, settings.pod_namespace, settings.kube_token_file, self.authority
@@ -91,7 +89,7 @@ class Gate:
         self.bundles = BundleWatch(
             self.api, self.enforcement, self.freshness, settings.bundle_secret, settings.model, floor
         )
-        self.key_watch = KeyWatch(self.api, self.keys, settings.api_keys_secret, self.audit)
+        self.keys = KeyWatch(self.api, settings.api_keys_secret, self.audit)
         self.link = AdapterLink(
             settings.adapter_socket, self.enforcement, settings.memory_patience_s, self.prefill.by_length
         )
@@ -151,7 +149,7 @@ class Gate:
         certificates = {port: certificate.problem for port, certificate in self._certificates.items()}
         control = certificates.get("control", "")
         authority = self.authority.problem if self.authority is not None else ""
-        problems = (self.bundles.problem, self.key_watch.problem, self.link.problem, control, authority)
+        problems = (self.bundles.problem, self.keys.problem, self.link.problem, control, authority)
         return PodState(
             pod=settings.pod_name,
             pod_uid=settings.pod_uid,
@@ -188,8 +186,8 @@ class Gate:
             return "draining"
         if self.enforcement.bundle is None:
             return f"no policy: {self.bundles.problem}"
-        if not self.key_watch.loaded:
-            return f"no API keys: {self.key_watch.problem}"
+        if not self.keys.loaded:
+            return f"no API keys: {self.keys.problem}"
         if not self.enforcement.acked:
             return f"the first revision is not acknowledged: {self.link.problem or 'requests are draining'}"
         if not self.engine_ready:
@@ -212,7 +210,7 @@ class Gate:
             kvstrata_gate_connections=len(self.tenant_server.connections),
             kvstrata_gate_buffered_bytes=self.tenant_server.buffered.total,
             kvstrata_gate_api_keys=len(self.keys.ring),
-            kvstrata_gate_api_keys_current=not self.key_watch.problem,
+            kvstrata_gate_api_keys_current=not self.keys.problem,
             kvstrata_gate_certificate_current=not any(one.problem for one in self._certificates.values()),
         )
         self.metrics.counters.update(
@@ -230,7 +228,7 @@ class Gate:
         """Run until stopped. A failed background task ends the process, which is then restarted."""
         self._listen()
         background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
-            self.bundles.run, self.bundles.watch, self.key_watch.run, self.link.run,
+            self.bundles.run, self.bundles.watch, self.keys.run, self.link.run,
             self.link.watch_metrics, self.relay.run, self.pools.run, self.audit.run,
             self._watch_engine, self._watch_drain, self._watch_certificates,
         )  # fmt: skip

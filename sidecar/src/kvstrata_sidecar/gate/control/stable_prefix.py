@@ -66,18 +66,10 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-class Beginning:
-    def __init__(self, first: Sequence[int]) -> None:
-        self._first = first
-        self._common = len(first)
-
-    def meet(self, result: Sequence[int]) -> None:
-        self._common = min(self._common, common_length(self._first, result))
-
-    @property
-    def stable(self) -> int:
-        """Tokens that no continuation changes: the common beginning, less a margin."""
-        return max(0, self._common - MARGIN_TOKENS)
+def stable_tokens(common: Iterable[int]) -> int:
+    """Return how many tokens no continuation changes: the least that a prefix has in `common` with one, less a
+    margin."""
+    return max(0, min(common) - MARGIN_TOKENS)
 
 
 def is_a_beginning(shorter: Sequence[int], longer: Sequence[int]) -> bool:
@@ -138,10 +130,8 @@ async def _text(engine: EngineCalls, text: str) -> Draft:
     draft = Draft(whole.ids, 0, whole.max_model_tokens)
     if draft.too_long:
         return draft
-    beginning = Beginning(whole.ids)
-    for continued in continued_texts(text):
-        beginning.meet((await engine.tokenize(_prompt(continued))).ids)
-    return Draft(whole.ids, beginning.stable, whole.max_model_tokens)
+    common = [common_length(whole.ids, (await engine.tokenize(_prompt(one))).ids) for one in continued_texts(text)]
+    return Draft(whole.ids, stable_tokens(common), whole.max_model_tokens)
 
 
 async def _token_ids(engine: EngineCalls, token_ids: tuple[int, ...]) -> Draft:
@@ -157,7 +147,7 @@ async def _chat(
     engine: EngineCalls, chat: Mapping[str, Any], today: date, pause: Callable[[float], Awaitable[None]]
 ) -> Draft | RenderRefusal:
     tried = ((chat["messages"], False), *continued_chats(chat["messages"]))
-    asked, whole, beginning, taken = None, None, None, 0
+    asked, whole, common = None, None, list[int]()
     for messages, generation_prompt in tried:
         question = _question(chat, messages, generation_prompt=generation_prompt)
         try:
@@ -165,22 +155,22 @@ async def _chat(
         except RefusedError:
             # The template refuses these messages: roles may have to alternate.
             continue
-        if beginning is None or whole is None:
-            asked, whole, beginning = question, result, Beginning(result.ids)
+        if whole is None:
+            asked, whole = question, result
             draft = Draft(whole.ids, 0, whole.max_model_tokens)
             if draft.too_long:
                 return draft
         else:
-            beginning.meet(result.ids)
-            taken += 1
-    if asked is None or whole is None or beginning is None or taken < FEWEST_CONTINUATIONS:
+            common.append(common_length(whole.ids, result.ids))
+    if asked is None or whole is None or len(common) < FEWEST_CONTINUATIONS:
         return RenderRefusal.SOURCE_REFUSED
     await pause(PAUSE_S)
     if (await engine.tokenize(asked)).ids != whole.ids:
         return RenderRefusal.CHANGING
-    if dated(await engine.detokenize(whole.ids[: beginning.stable]), _texts(chat), today):
+    stable = stable_tokens(common)
+    if dated(await engine.detokenize(whole.ids[:stable]), _texts(chat), today):
         return RenderRefusal.DATED
-    return Draft(whole.ids, beginning.stable, whole.max_model_tokens)
+    return Draft(whole.ids, stable, whole.max_model_tokens)
 
 
 def _question(chat: Mapping[str, Any], messages: list[Any], *, generation_prompt: bool) -> dict[str, Any]:

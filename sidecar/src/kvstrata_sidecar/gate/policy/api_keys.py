@@ -88,13 +88,6 @@ def _expiry_s(item: Mapping[str, object], number: int) -> float:
         raise MalformedKeysError(f"expires in entry {number} of {KEYS_DATA_KEY} is not {form}") from None
 
 
-@dataclass(slots=True)
-class Keys:
-    """The ring in force; replaced as a whole when the Secret changes."""
-
-    ring: KeyRing
-
-
 def credential(headers: Mapping[bytes, bytes]) -> bytes:
     """Return a request's API key, by OpenAI's or Anthropic's header. Raises Refusal for none, or two that differ."""
     authorization = headers.get(b"authorization")

@@ -24,7 +24,7 @@ from kvstrata.contract.policy.pools import PoolRef, PoolShard, shard_name
 from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.audit import Audit
-from kvstrata_sidecar.gate.policy.api_keys import KeyRing, Keys, MalformedKeysError
+from kvstrata_sidecar.gate.policy.api_keys import KeyRing, MalformedKeysError
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement, Freshness
 from kvstrata_sidecar.gate.policy.kube_api import ApiError, KubeApi
 
@@ -175,12 +175,12 @@ async def _read_changed(
 
 @dataclass(eq=False)
 class KeyWatch:
-    """`loaded`: the keys were read once, or found missing."""
+    """`ring` has the keys in force. `loaded`: they were read once, or found missing."""
 
     api: KubeApi
-    keys: Keys
     secret_name: str
     audit: Audit
+    ring: KeyRing = field(default_factory=KeyRing)
     problem: str = "the API keys have not been read yet"
     loaded: bool = False
     _version: str = ""
@@ -201,25 +201,25 @@ class KeyWatch:
 
     async def refresh(self) -> None:
         """A missing Secret revokes all keys; a malformed one leaves the last good ring in force."""
-        problem, before = "", self.keys.ring
+        problem, before = "", self.ring
         try:
             secret = await self.api.get_secret(self.secret_name) if self.secret_name else None
             if secret is None:
-                self.keys.ring = KeyRing()
+                self.ring = KeyRing()
                 self.loaded = True
                 problem = f"the API-key Secret {self.secret_name} does not exist: `kubectl kvstrata keys add` makes it"
                 if not self.secret_name:
                     problem = "no API-key Secret is configured: no caller can be authenticated"
             else:
                 self._version = secret["metadata"]["resourceVersion"]
-                self.keys.ring = KeyRing.decode(_data(secret, KEYS_DATA_KEY))
+                self.ring = KeyRing.decode(_data(secret, KEYS_DATA_KEY))
                 self.loaded = True
         except (*_READ_ERRORS, MalformedKeysError, KeyError, TypeError) as error:
             problem = f"the API keys cannot be read: {error or type(error).__name__}"
-        if self.keys.ring != before:
-            self.audit.record(Action.API_KEYS_HELD, count=len(self.keys.ring))
+        if self.ring != before:
+            self.audit.record(Action.API_KEYS_HELD, count=len(self.ring))
         if problem != self.problem:
-            log.event("warning" if problem else "info", "API keys", problem=problem, keys=len(self.keys.ring))
+            log.event("warning" if problem else "info", "API keys", problem=problem, keys=len(self.ring))
         self.problem = problem
 
 

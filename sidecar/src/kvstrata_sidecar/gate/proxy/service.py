@@ -24,7 +24,8 @@ from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request, engi
 from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Amounts, Exchange, Request
 from kvstrata_sidecar.gate.http.server import ServerConnection
 from kvstrata_sidecar.gate.metrics import NO_TENANT, Metrics, TenantMetrics
-from kvstrata_sidecar.gate.policy.api_keys import UNKNOWN_KEY, Keys, credential, unauthenticated
+from kvstrata_sidecar.gate.policy.api_keys import UNKNOWN_KEY, credential, unauthenticated
+from kvstrata_sidecar.gate.policy.bundle_watch import KeyWatch
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 from kvstrata_sidecar.gate.policy.grants import Grant, decide, rate_limit
 from kvstrata_sidecar.gate.proxy import bodies
@@ -47,7 +48,7 @@ class TenantService:
     """`sequences` counts those that the engine computes, by tenant."""
 
     model: str
-    keys: Keys
+    keys: KeyWatch
     enforcement: Enforcement
     engine: EnginePool
     parser: ParserPool
