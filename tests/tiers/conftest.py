@@ -13,6 +13,7 @@ from kvstrata_sidecar.adapter.redis import threads
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
+from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from tests.support.amounts import CLAIMS, SOAK
 from tests.tiers.books import Books
@@ -103,7 +104,7 @@ def connect_to() -> Iterator[Callable[..., Connection]]:
 
     def connect(port: int, **options: Any) -> Connection:
         settings: dict[str, Any] = {"connect_timeout_ms": 30_000, "io_timeout_ms": 30_000}
-        connection = dial(Endpoint("127.0.0.1", port), TierParams("shared", **settings | options))
+        connection = dial(Address("127.0.0.1", port), TierParams("shared", **settings | options))
         opened.append(connection)
         return connection
 

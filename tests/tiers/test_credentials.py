@@ -21,9 +21,10 @@ from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import names
 from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
 from kvstrata.plan.redis.credentials import Tending
-from kvstrata_sidecar.adapter.params import Endpoint, TierParams
+from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.redis.client.resp import AccessError
+from kvstrata_sidecar.adapter.redis.client.slots import Address
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 from tests.tiers.managed_server import LONG_AGO, TLS, USERS, Managed
@@ -103,7 +104,7 @@ def enter(managed: Managed, *, username: str = "data", password: str | None = No
     if password is not None:
         (managed.user / names.PASSWORD_KEY).write_text(password)
     access = managed.access | {"username": username, "connect_timeout_ms": 30_000, "io_timeout_ms": 30_000}
-    dial(Endpoint("127.0.0.1", managed.process.port), TierParams("shared", **access)).close()
+    dial(Address("127.0.0.1", managed.process.port), TierParams("shared", **access)).close()
 
 
 @pytest.fixture

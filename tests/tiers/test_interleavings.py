@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key, member_of
-from kvstrata_sidecar.adapter.params import Endpoint, TierParams
+from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers, ScopeLedger
 from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, reservation
@@ -19,6 +19,7 @@ from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Place, T
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.redis.client.resp import Reply
+from kvstrata_sidecar.adapter.redis.client.slots import Address
 from tests.support.amounts import seeds
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -205,7 +206,7 @@ def test_no_order_of_steps_exceeds_the_limit_or_loses_count(server: RedisProcess
     server.admin().flushall()
     chance = random.Random(seed)
     tier = TierParams("shared", connect_timeout_ms=1000, io_timeout_ms=5000)
-    connection = dial(Endpoint("127.0.0.1", server.port), tier)
+    connection = dial(Address("127.0.0.1", server.port), tier)
     books = Books(server, KEYSPACE_A)
     ledgers = Ledgers(DOMAIN, lambda *_: None, time.monotonic, WINDOW_MS)
     bench = Bench(connection, books, ledgers.of(connection, KEYSPACE_A, SharedBounds(LIMIT)))

@@ -33,11 +33,12 @@ from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.redis.topology import Topologies
-from kvstrata_sidecar.adapter.params import Endpoint, TierParams
+from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.redis.client.commands import read_number
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.redis.client.resp import Command
+from kvstrata_sidecar.adapter.redis.client.slots import Address
 from tests.support.job_pod import start_container
 from tests.support.objects import NAMESPACE
 from tests.support.worlds import CONTEXT, Simulation
@@ -189,7 +190,7 @@ class ClusterWorld(World):
     def _dial(self, host: str) -> Connection:
         timeouts = {"connect_timeout_ms": 10_000, "io_timeout_ms": 20_000}
         tier = TierParams("shared", username="tester", password_file=str(self._password), **timeouts)
-        return dial(Endpoint(host, self.rig.port), tier)
+        return dial(Address(host, self.rig.port), tier)
 
     def _client(self) -> Any:
         pod = next(pod for pod in self.rig.pods.values() if pod.ready)

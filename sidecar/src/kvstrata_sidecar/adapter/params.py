@@ -31,9 +31,6 @@ class Endpoint:
     host: str
     port: int
 
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
 
 @dataclass(frozen=True, slots=True)
 class TlsParams:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kvstrata.contract.messages.erase_report import StopReason
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata.contract.wire import digest
-from kvstrata_sidecar.adapter.params import Endpoint, TierParams
+from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.redis.client import resp
 from kvstrata_sidecar.adapter.redis.client.commands import read_text, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
@@ -36,7 +36,7 @@ class Primary:
     """A server with slots. `node` is its own id, `replicas` their count in the map."""
 
     node: str
-    address: Address | Endpoint
+    address: Address
     replicas: int = 0
 
 
@@ -139,14 +139,14 @@ class Servers(resp.Transport):
 
     def _find(self) -> Layout:
         problems: list[StoppedError] = []
-        for endpoint in self._tier.endpoints:
+        for address in (Address(one.host, one.port) for one in self._tier.endpoints):
             connection = None
             try:
-                with _stopping(endpoint):
-                    connection = dial(endpoint, self._tier)
+                with _stopping(address):
+                    connection = dial(address, self._tier)
                     if not self._tier.cluster:
                         connection.expect_primary(self._tier.io_timeout_ms / 1000)
-                    layout = self._layout_of(connection, endpoint)
+                    layout = self._layout_of(connection, address)
             except StoppedError as error:
                 problems.append(error)
                 if connection is not None:
@@ -159,11 +159,11 @@ class Servers(resp.Transport):
             return layout
         raise next((one for one in problems if one.reason is not StopReason.SERVER_AWAY), problems[0])
 
-    def _layout_of(self, connection: Connection, asked: Address | Endpoint) -> Layout:
+    def _layout_of(self, connection: Connection, asked: Address) -> Layout:
         if not self._tier.cluster:
             return Layout((Primary(_info(connection, b"server")["run_id"], asked),), (0,) * SLOTS)
         (reply,) = connection.ask([resp.Command(b"", (b"CLUSTER", b"SLOTS"))])
-        return read_layout(reply, Address(asked.host, asked.port))
+        return read_layout(reply, asked)
 
 
 def read_layout(reply: resp.Reply, asked: Address) -> Layout:
@@ -189,7 +189,7 @@ def _info(connection: Connection, section: bytes) -> dict[str, str]:
 
 
 @contextmanager
-def _stopping(address: Address | Endpoint) -> Iterator[None]:
+def _stopping(address: Address) -> Iterator[None]:
     try:
         yield
     except resp.AccessError as error:

@@ -6,21 +6,18 @@ A pool's blocks are read from the pool and not stored again; older copies under 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstrata.contract.store.block_file import key_of
 from kvstrata.contract.store.redis_keys import resolved
 from kvstrata_sidecar.adapter.files.exchanges import Files
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.blocks import Lent
+from kvstrata_sidecar.adapter.tier.blocks import Groups, Lent
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 Found = tuple[int, bytes]
 """A block's number in its request, and the key of its file."""
-
-Groups = Mapping[tuple[str, None], list[Lent[bytes]]]
-"""Blocks by keyspace."""
 
 _Refusals = dict[str, Refusal | None]
 
@@ -50,10 +47,10 @@ class Finder:
                 needless.append((number, own))
         return reading, needless
 
-    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
+    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups[bytes]:
         return _lent(blocks, views, self.to_read(blocks)[0])
 
-    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
+    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups[bytes]:
         """Return the blocks to write, without those that a pool has."""
         found: list[Found] = []
         refusals = _Refusals()
@@ -80,7 +77,7 @@ class Finder:
         return None
 
 
-def _lent(blocks: Sequence[Block], views: Sequence[memoryview], found: Iterable[Found]) -> Groups:
+def _lent(blocks: Sequence[Block], views: Sequence[memoryview], found: Iterable[Found]) -> Groups[bytes]:
     lent: dict[tuple[str, None], list[Lent[bytes]]] = defaultdict(list)
     for number, key in found:
         lent[blocks[number].keyspace, None].append(Lent(number, blocks[number].key, key, views[number]))

@@ -13,12 +13,10 @@ from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.client.commands import Place
 from kvstrata_sidecar.adapter.redis.client.nodes import Node
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.tier.blocks import Lent
+from kvstrata_sidecar.adapter.tier.blocks import Groups, Lent
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 PlacesOf = Callable[[Block], tuple[Place, ...]]
-Groups = Mapping[tuple[str, Node], list[Lent[Place]]]
-"""Blocks by keyspace and server."""
 
 
 class Places:
@@ -57,12 +55,12 @@ class Places:
             groups[place.keyspace, node].append((index, place))
         return groups
 
-    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
+    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups[Place]:
         """Return the blocks to store under their own keyspaces; `others` are their places in pools."""
         in_pools = self._in_pools()
         return self._groups(blocks, views, lambda block: (self.own(block), *in_pools(block)), storing=True)
 
-    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups:
+    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups[Place]:
         """Return the blocks to load, from pools first."""
         in_pools = self._in_pools()
 
@@ -74,7 +72,7 @@ class Places:
 
     def _groups(
         self, blocks: Sequence[Block], views: Sequence[memoryview], places_of: PlacesOf, *, storing: bool = False
-    ) -> Groups:
+    ) -> Groups[Place]:
         groups: dict[tuple[str, Node], list[Lent[Place]]] = defaultdict(list)
         for index, block, node, (place, *others) in self._reachable(blocks, places_of, storing=storing):
             groups[block.keyspace, node].append(Lent(index, block.key, place, views[index], tuple(others)))

@@ -8,22 +8,20 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.blocks import DepsT, Lent
+from kvstrata_sidecar.adapter.tier.blocks import DepsT, Groups
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Restore, Task, TaskKind, TaskTable
 from kvstrata_sidecar.adapter.tier.threads import CLOSE_TIMEOUT_S, TierThreads, Upkeep, divide
 
 ThreadsT = TypeVar("ThreadsT", bound=TierThreads)
-Groups = Mapping[tuple[str, Any], Sequence[Lent[Any]]]
-"""Blocks to carry, by keyspace and label of the queue."""
 
 
 class Placement(Protocol):
     """Finds the places of blocks in a tier. Refused blocks are counted and left out."""
 
-    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups: ...
+    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups[Any]: ...
 
-    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups: ...
+    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups[Any]: ...
 
 
 class BaseTier(Generic[DepsT, ThreadsT]):
@@ -121,7 +119,7 @@ class BaseTier(Generic[DepsT, ThreadsT]):
         return task
 
     def _carry(
-        self, kind: TaskKind, key_count: int, groups: Groups, deadline_ms: int, restore: Restore | None = None
+        self, kind: TaskKind, key_count: int, groups: Groups[Any], deadline_ms: int, restore: Restore | None = None
     ) -> int:
         """Queue the parts of a load or a store; return the task's id."""
         batches = divide(groups, key_count, self._params.workers)
@@ -135,8 +133,7 @@ class BaseTier(Generic[DepsT, ThreadsT]):
         """Count a part that was not queued, for `refusal`, as failed."""
         if refusal is not None:
             part.refused(refusal)
-            if part.task is not None:
-                self._tasks.drop(part.task)
+            self._tasks.drop(part.task)
 
     def _answer(self, task: Task) -> None:
         if task.restore is not None:

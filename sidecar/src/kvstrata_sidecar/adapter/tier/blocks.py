@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kvstrata.contract.messages.engine_identity import UNRESOLVED
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams, TierParams
@@ -31,6 +31,10 @@ class Lent(NamedTuple, Generic[PlaceT]):
     place: PlaceT
     view: memoryview
     others: tuple[PlaceT, ...] = ()
+
+
+Groups = Mapping[tuple[str, Any], Sequence[Lent[PlaceT]]]
+"""Blocks to carry, by keyspace and label of the queue: in Redis their server."""
 
 
 @dataclass(frozen=True, slots=True)

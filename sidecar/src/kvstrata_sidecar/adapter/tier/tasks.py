@@ -139,8 +139,10 @@ class TaskTable:
         if done:
             self._answered(task)
 
-    def drop(self, task: Task) -> None:
-        """Count a part as failed that never began or was paused."""
+    def drop(self, task: Task | None) -> None:
+        """Count a part of a task, if it is one's, as failed that never began or was paused."""
+        if task is None:
+            return
         with self._lock:
             task.parts -= 1
             task.failed_parts += 1

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Permit, Refusal
+from kvstrata_sidecar.adapter.policy.enforcement import Permit, Refusal
 from kvstrata_sidecar.adapter.tier.blocks import Deps, Lent
 from kvstrata_sidecar.adapter.tier.queues import Lane
 from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Carrier, Gain, Task, TaskTable
@@ -45,12 +45,11 @@ class Upkeep(threading.Thread, ABC):
 class Worker(threading.Thread):
     """Serves one lane of a tier's `threads` until it is closed, over its own carrier."""
 
-    def __init__(self, name: str, lane: Lane, threads: TierThreads, enforcement: Enforcement, carrier: Carrier) -> None:
+    def __init__(self, name: str, lane: Lane, threads: TierThreads, carrier: Carrier) -> None:
         super().__init__(name=name, daemon=True)
         self._lane = lane
         self._threads = threads
         self._tasks = threads.tasks
-        self._enforcement = enforcement
         self._carrier = carrier
         self._lock = threading.Lock()
         self._part: AnyPart | None = None
@@ -83,7 +82,7 @@ class Worker(threading.Thread):
                 part.refused(refusal)
             else:
                 self._threads.failed(failure)
-            self._drop(part)
+            self._tasks.drop(part.task)
         part.over(error)
 
     def _attempt(self, part: AnyPart) -> None:
@@ -125,18 +124,14 @@ class Worker(threading.Thread):
             if permit is not None:
                 permit.release()
         if not ended:
-            self._drop(part)
+            self._tasks.drop(part.task)
 
     def _enter(self, part: AnyPart) -> Permit | Refusal | None:
         if part.keyspace is None:
             return None
-        return self._enforcement.enter(
+        return self._threads.enforcement.enter(
             part.keyspace, lambda: self.abort(lambda current: current is part), part.pools, self._threads.tier.name
         )
-
-    def _drop(self, part: AnyPart) -> None:
-        if part.task is not None:
-            self._tasks.drop(part.task)
 
 
 class TierThreads:
@@ -156,7 +151,7 @@ class TierThreads:
         self.tasks = tasks
         self.blocks = Lane(share=share)
         self._counters = deps.counters
-        self._enforcement = deps.enforcement
+        self.enforcement = deps.enforcement
         self._clock = clock
         self._carrier = carrier
         self._reported = reported
@@ -208,7 +203,7 @@ class TierThreads:
         return [self.blocks]
 
     def _worker(self, name: str, lane: Lane) -> Worker:
-        return Worker(f"kvs-{self.tier.name}-{name}", lane, self, self._enforcement, self._carrier())
+        return Worker(f"kvs-{self.tier.name}-{name}", lane, self, self._carrier())
 
     def refusal_of(self, error: Exception) -> Refusal | None:  # noqa: ARG002
         """Return the refusal that a part's exception means, None for a failure."""
@@ -227,8 +222,7 @@ class TierThreads:
 
     def _end(self, parts: Iterable[AnyPart], error: Exception | None) -> None:
         for part in parts:
-            if part.task is not None:
-                self.tasks.drop(part.task)
+            self.tasks.drop(part.task)
             part.over(error)
 
     def failed(self, error: Exception) -> None:

@@ -216,7 +216,8 @@ class Connection(resp.Transport):
             if not error.in_frame or self._replies.left_over:
                 self.close()
             if error.code in resp.ACCESS_CODES:
-                raise resp.AccessLostError(f"access refused: {error}") from error
+                # A new connection sends the current credentials.
+                raise resp.PeerClosedError(f"access refused: {error}") from error
             if error.code == resp.REPLICA_CODE:
                 raise resp.DemotedError(f"it has become a replica: {error}") from error
             raise

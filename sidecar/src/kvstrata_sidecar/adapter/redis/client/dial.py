@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstrata.contract.policy.tiers import password_in
-from kvstrata_sidecar.adapter.params import Endpoint, TierParams, TlsParams
+from kvstrata_sidecar.adapter.params import TierParams, TlsParams
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import AccessError, PeerTimeoutError, TransportError, reason
 from kvstrata_sidecar.adapter.redis.client.slots import Address
@@ -21,35 +21,34 @@ OP_CLEANSE_PLAINTEXT = 1 << 1
 Otherwise each connection would keep up to 16 KB of the last block that it loaded."""
 
 
-def dial(endpoint: Endpoint | Address, tier: TierParams) -> Connection:
+def dial(address: Address, tier: TierParams) -> Connection:
     """Return an authenticated connection to a server. All files are read now, so that rotated ones count. Credentials
     are sent only after the server's certificate was verified. Raises AccessError if they are missing or refused,
     TransportError or ReplyError for other failures."""
     connect_timeout_s, io_timeout_s = tier.connect_timeout_ms / 1000, tier.io_timeout_ms / 1000
     password = None if tier.password_file is None else read_password(tier.password_file)
     try:
-        raw = socket.create_connection((endpoint.host, endpoint.port), timeout=connect_timeout_s)
+        raw = socket.create_connection((address.host, address.port), timeout=connect_timeout_s)
     except OSError as error:
-        raise TransportError(f"cannot connect to {endpoint}: {reason(error)}") from error
+        raise TransportError(f"cannot connect to {address}: {reason(error)}") from error
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tier.tls is not None:
-            proves = endpoint.proves if isinstance(endpoint, Address) else endpoint.host
-            raw = _start_tls(raw, tier.tls, tier.tls.server_name or proves)
+            raw = _start_tls(raw, tier.tls, tier.tls.server_name or address.proves)
         connection = Connection(raw, io_timeout_s)
         connection.greet(tier.username, password, give_up_after_s=connect_timeout_s + io_timeout_s)
     except AccessError as error:
         raw.close()
-        raise AccessError(f"{endpoint}: {error}") from error
+        raise AccessError(f"{address}: {error}") from error
     except TransportError as error:
         raw.close()
         # With TLS 1.3 a server refuses a client's certificate only after the handshake.
         if isinstance(error.__cause__, ssl.SSLError) and "ALERT" in str(error):
-            raise AccessError(f"{endpoint}: the server refuses this client or its certificate: {error}") from error
-        raise TransportError(f"{endpoint}: {error}") from error
+            raise AccessError(f"{address}: the server refuses this client or its certificate: {error}") from error
+        raise TransportError(f"{address}: {error}") from error
     except (OSError, ValueError) as error:
         raw.close()
-        raise TransportError(f"{endpoint}: {reason(error)}") from error
+        raise TransportError(f"{address}: {reason(error)}") from error
     except BaseException:
         raw.close()
         raise

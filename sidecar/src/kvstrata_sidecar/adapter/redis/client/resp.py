@@ -50,10 +50,6 @@ class AccessError(TransportError):
     """Credentials are missing or refused: an early retry is useless."""
 
 
-class AccessLostError(PeerClosedError):
-    """The server requires credentials on an authenticated connection: a new one sends the current ones."""
-
-
 class DemotedError(PeerClosedError):
     """The server refuses writes because it became a replica: a new connection finds the new primary."""
 
