@@ -320,8 +320,12 @@ async def test_malformed_keys_leave_the_last_good_ones_in_force_and_say_so(gate:
     await until(lambda: "malformed" in gate.gate.state().problem)
     assert b"kvstrata_gate_api_keys_current 0" in (await gate.get("/metrics")).body
     assert (await gate.ask(post("/v1/completions", {"prompt": "a"}))).status == 200
+    await gate.api.put(KEYS, {"keys.json": b'{"keys": [{}]}'})
+    await until(lambda: "entry 1 of keys.json has no tenant" in gate.gate.state().problem)
+    assert gate.gate.state().lasting
     await gate.publish_keys(acme=ACME)
     await until(lambda: not gate.gate.state().problem)
+    assert not gate.gate.state().lasting
     assert b"kvstrata_gate_api_keys_current 1" in (await gate.get("/metrics")).body
 
 

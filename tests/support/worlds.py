@@ -191,6 +191,7 @@ class Simulation:
         problem: str = "",
         ungoverned: str = "",
         certificate: str = "",
+        lasting: bool = False,
         tiers: tuple[TierState, ...] = (),
         usage: tuple[ScopeUsage, ...] = (),
         usage_left_out: int = 0,
@@ -204,7 +205,7 @@ class Simulation:
             identity=found.identity or self.world.models[found.model].status.identity or "",
             cache_boot="c", term=1, acked=acked, seen=acked, fresh=True, fresh_age_ms=0, engine_ready=True,
             problem=problem, tiers=tiers, usage=usage, usage_left_out=usage_left_out,
-            tier_usage=tier_usage, unresolved=ungoverned, certificate=certificate,
+            tier_usage=tier_usage, unresolved=ungoverned, certificate=certificate, lasting=lasting,
             withheld=UNGOVERNED if ungoverned else "",
             fingerprint="" if ungoverned else self.fingerprints.get(pod, FINGERPRINT),
         )  # fmt: skip

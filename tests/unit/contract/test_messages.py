@@ -166,7 +166,7 @@ def test_a_gate_of_the_version_before_tells_no_use_and_is_believed() -> None:
 
 def test_an_operator_of_the_version_before_finds_all_that_it_reads() -> None:
     told = replace(STATE, usage=(ScopeUsage("a1", "dram", 5, 1),))
-    later = {"usage", "usage_left_out", "tier_usage", "certificate"}
+    later = {"usage", "usage_left_out", "tier_usage", "certificate", "lasting"}
     before = {"contract", *(one.name for one in fields(PodState))} - later
     raw, known = json.loads(told.encode()), json.loads(STATE.encode())
     assert {name: raw[name] for name in before} == {name: known[name] for name in before}

@@ -207,13 +207,15 @@ def test_a_damaged_domain_key_is_replaced_without_turning_in_circles() -> None:
 
 def test_a_pods_problem_is_the_models_problem() -> None:
     simulation = at_rest(model(), pod("pod-0"))
-    simulation.ack("pod-0", problem="the API-key Secret keys does not exist")
+    simulation.ack("pod-0", problem="the API-key Secret keys does not exist", lasting=True)
     simulation.settle()
     assert simulation.condition("CachedModel", "tiny", "Ready") == ("False", "PodsReportProblem")
     assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "PodsReportProblem")
-    simulation.ack("pod-0", problem="the cache server does not answer (no socket)")
-    simulation.advance(3)
-    assert simulation.condition("CachedModel", "tiny", "Reconciling") == ("True", "PodsReportProblem")
+    for passing in ("the bundle Secret tiny does not exist", "the cache server does not answer (no socket)"):
+        simulation.ack("pod-0", problem=passing)
+        simulation.advance(3)
+        assert simulation.condition("CachedModel", "tiny", "Stalled")[0] != "True"
+        assert simulation.condition("CachedModel", "tiny", "Reconciling") == ("True", "PodsReportProblem")
     simulation.ack("pod-0")
     simulation.come_to_rest()
     assert simulation.condition("CachedModel", "tiny", "Ready")[1] != "PodsReportProblem"

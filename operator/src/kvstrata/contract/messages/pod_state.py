@@ -31,7 +31,7 @@ def gate_server_name(model: str, namespace: str) -> str:
     return f"gate.{model}.{namespace}.kvstrata.internal"
 
 
-@wired("a pod's state", versioned=True, omit=("certificate",))
+@wired("a pod's state", versioned=True, omit=("certificate", "lasting"))
 class PodState(Message):
     """The enforced policy of one pod.
 
@@ -52,7 +52,8 @@ class PodState(Message):
     fingerprint, it is empty and the pod serves without reuse: `withheld` is the reason, `ungoverned` or
     `no_fingerprint`, and `unresolved` its message.
 
-    `certificate` is why callers cannot be served, or soon not, with the certificate that the CachedModel names.
+    `lasting`: the problem with API keys in `problem` lasts until a person corrects their Secret. `certificate` is why
+    callers cannot be served, or soon not, with the certificate that the CachedModel names.
     """
 
     pod: str
@@ -82,6 +83,7 @@ class PodState(Message):
     unresolved: str = ""
     withheld: str = ""
     certificate: str = ""
+    lasting: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "problem", shown(self.problem, MAX_PROBLEM_CHARACTERS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -44,9 +43,6 @@ from kvstrata.plan.rules import tier as tier_chain
 from kvstrata.plan.rules.model import tiers_ordered
 from kvstrata.plan.rules.pool import pools_of
 from kvstrata.plan.witnesses import witnesses_of
-
-_FOR_A_PERSON = re.compile(r"does not exist|is malformed|is configured|cannot be used")
-"""Problems of API keys and certificates that last, as gates report them."""
 
 
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
@@ -180,12 +176,11 @@ def _report(
 ) -> Plan:
     enforced, isolated = _enforced(world, model), isolation(world, model, now)
     refused = world.refused.get(Key(BUNDLE, world.namespace, model.name))
-    certificate = certificate_shown(world, model)
-    unusable = certificate.failure if certificate is not None else None
-    problem = _problem_of_a_pod(world, model) or unusable
-    pending = problem or rolled_out.failure or enforced.failure
+    problem = _problem_of_a_pod(world, model) or certificate_shown(world, model)
+    failure = problem.failure if problem is not None else None
+    pending = failure or rolled_out.failure or enforced.failure
     stalled = Decision(SharedReason.CHILD_REFUSED, refused) if refused else None
-    if stalled is None and (rolled_out.lasting or (problem is not None and _FOR_A_PERSON.search(problem.message))):
+    if stalled is None and (rolled_out.lasting or (problem is not None and problem.lasting)):
         stalled = pending
     ready = Decision(ModelReason.READY, "the model serves, and its pods enforce the newest policy")
     if enforced.status == "Unknown":
@@ -222,14 +217,15 @@ def _is_written(world: World, model: CachedModel, children: tuple[Mapping[str, A
     return missing(world.memo, _deployment(world, model), wanted, rewritten) is None
 
 
-def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
+def _problem_of_a_pod(world: World, model: CachedModel) -> Finding | None:
     for pod in world.serving_pods(model.name):
         reported = world.states.get(pod.uid)
         if reported and reported.state.problem:
-            return Decision(ModelReason.PODS_REPORT_PROBLEM, f"pod {pod.name}: {reported.state.problem}")
+            message, lasting = f"pod {pod.name}: {reported.state.problem}", reported.state.lasting
+            return false(ConditionType.READY, ModelReason.PODS_REPORT_PROBLEM, message, lasting=lasting)
         if reported and reported.state.withheld == UNGOVERNED:
             message = f"pod {pod.name} serves without reuse; {reported.state.unresolved}"
-            return Decision(ModelReason.VERSION_NOT_GOVERNED, message)
+            return false(ConditionType.READY, ModelReason.VERSION_NOT_GOVERNED, message)
     return None
 
 

@@ -24,7 +24,8 @@ def is_usable(secret: SecretFacts, subjects: Collection[str]) -> bool:
 
 
 def certificate_shown(world: World, model: CachedModel) -> Finding | None:
-    """Return the condition CertificateCurrent, by the reports of pods that serve or start; None without TLS or pods."""
+    """Return the condition CertificateCurrent, by the reports of pods that serve or start; None without TLS, or
+    without the report of each pod that serves."""
     kind, tls = ConditionType.CERTIFICATE_CURRENT, model.spec.gate.tls
     if tls.mode is TlsMode.DISABLED:
         return None
@@ -35,7 +36,8 @@ def certificate_shown(world: World, model: CachedModel) -> Finding | None:
         reported = world.states.get(pod.uid)
         if reported is not None and reported.state.certificate:
             message = f"Secret {name}, pod {pod.name}: {reported.state.certificate}; {remedy}"
-            return false(kind, ModelReason.CERTIFICATE_UNUSABLE, message)
-    if not world.serving_pods(model.name):
+            return false(kind, ModelReason.CERTIFICATE_UNUSABLE, message, lasting=True)
+    serving = world.serving_pods(model.name)
+    if not serving or any(pod.uid not in world.states for pod in serving):
         return None
     return true(kind, ModelReason.CERTIFICATE_SHOWN, f"every serving pod shows the certificate of Secret {name}")

@@ -175,7 +175,8 @@ async def _read_changed(
 
 @dataclass(eq=False)
 class KeyWatch:
-    """`ring` has the keys in force. `loaded`: they were read once, or found missing."""
+    """`ring` has the keys in force. `loaded`: they were read once, or found missing. `lasting`: only a person ends the
+    problem."""
 
     api: KubeApi
     secret_name: str
@@ -183,6 +184,7 @@ class KeyWatch:
     ring: KeyRing = field(default_factory=KeyRing)
     problem: str = "the API keys have not been read yet"
     loaded: bool = False
+    lasting: bool = False
     _version: str = ""
 
     async def run(self) -> None:
@@ -201,7 +203,7 @@ class KeyWatch:
 
     async def refresh(self) -> None:
         """A missing Secret revokes all keys; a malformed one leaves the last good ring in force."""
-        problem, before = "", self.ring
+        problem, away, before = "", False, self.ring
         try:
             secret = await self.api.get_secret(self.secret_name) if self.secret_name else None
             if secret is None:
@@ -216,11 +218,12 @@ class KeyWatch:
                 self.loaded = True
         except (*_READ_ERRORS, MalformedKeysError, KeyError, TypeError) as error:
             problem = f"the API keys cannot be read: {error or type(error).__name__}"
+            away = isinstance(error, OSError | EOFError | ApiError)
         if self.ring != before:
             self.audit.record(Action.API_KEYS_HELD, count=len(self.ring))
         if problem != self.problem:
             log.event("warning" if problem else "info", "API keys", problem=problem, keys=len(self.ring))
-        self.problem = problem
+        self.problem, self.lasting = problem, bool(problem) and not away
 
 
 def _data(secret: dict[str, Any], key: str) -> bytes:
