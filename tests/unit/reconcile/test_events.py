@@ -49,6 +49,18 @@ def test_only_a_change_that_pods_enforce_late_has_an_event() -> None:
         assert events(simulation, "acme") == expected
 
 
+def test_the_time_before_a_wrong_spec_is_corrected_makes_no_enforcement_late() -> None:
+    simulation = Simulation(domain(), cpu_tier(), model(tiers=("cpu",)), pod("pod-0"), policy("acme"))
+    simulation.come_to_rest()
+    simulation.edit("TenantCachePolicy", "acme", budgets=[{"tier": "gone", "limit": "1Mi"}])
+    simulation.advance(LATE_S * 10)
+    assert simulation.condition("TenantCachePolicy", "acme", "Enforced") == ("False", "LastValidInForce")
+    simulation.edit("TenantCachePolicy", "acme", budgets=[{"tier": "cpu", "limit": "1Mi"}])
+    simulation.come_to_rest()
+    assert simulation.condition("TenantCachePolicy", "acme", "Enforced")[0] == "True"
+    assert "EnforcedLate" not in dict(events(simulation, "acme"))
+
+
 def test_each_step_of_an_erasure_has_one_event() -> None:
     made = world()
 

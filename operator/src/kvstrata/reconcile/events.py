@@ -59,7 +59,9 @@ def news_of(before: Resource | None, after: Resource) -> Iterator[News]:
         waited, done = was.condition(kind), _true(new, kind)
         if waited is None or done is None or waited.reason not in _AWAITED:
             continue
-        took_s = (done.last_transition_time - waited.last_transition_time).total_seconds()
+        # Before that a wrong spec may have been in the way.
+        begun = (_true(was, ConditionType.RECONCILING) or waited).last_transition_time
+        took_s = (done.last_transition_time - max(begun, waited.last_transition_time)).total_seconds()
         if took_s >= LATE_S:
             yield News("EnforcedLate", f"enforced after {took_s:.0f} s; until then: {waited.message}", warning=True)
     if isinstance(new, CacheInvalidationStatus):
