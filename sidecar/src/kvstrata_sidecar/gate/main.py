@@ -178,7 +178,7 @@ class Gate:
             unresolved=identity.problem,
             withheld=identity.withheld,
             certificate=certificates.get("https", ""),
-            lasting=self.key_watch.lasting,
+            lasting=self.keys.lasting,
         )
 
     def not_ready(self) -> str:
