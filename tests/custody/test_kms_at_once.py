@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from kvstrata.clients.transit import AT_ONCE, Drawn, KmsError, KmsFailure, TransitClient
+from kvstrata.clients.transit import AT_ONCE, Drawn, KmsError, KmsFailure
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKeys
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import unlock
-from tests.custody.token_file import TokenFile, nothing
+from tests.custody.token_file import OpenedClient, TokenFile, nothing
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 
@@ -24,7 +24,7 @@ EPOCHS = [f"a{number:031x}" for number in range(6 * AT_ONCE)]
 """All of one Secret."""
 
 
-class Counting(TransitClient):
+class Counting(OpenedClient):
     """A client that counts requests in flight, and fails at one of its draws."""
 
     in_flight = 0

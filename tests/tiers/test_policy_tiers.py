@@ -146,10 +146,9 @@ def test_a_tier_that_does_not_start_is_joined_when_the_gate_asks_again(tiers: Po
     for _ in range(2):
         with pytest.raises(ContractError, match="the loop is busy"):
             tiers.follow([A], [])
-    assert not tiers.followed
     lmcache.busy.clear()
     tiers.follow([A], [])
-    assert (lmcache.used, tiers.followed) == (["a"], True)
+    assert lmcache.used == ["a"]
 
 
 def test_a_server_that_cannot_start_tiers_yet_acknowledges_none() -> None:
