@@ -85,6 +85,13 @@ def test_the_claim_is_an_installations_first_write_in_a_namespace() -> None:
     assert not simulation.unsettled(), "what waited for the claim is done"
 
 
+def test_a_claim_counts_in_an_object_that_a_later_installation_cannot_read() -> None:
+    simulation = served()
+    raw = dict(simulation.kube.objects["CacheDomain", NAMESPACE, "default"])
+    simulation.kube.put({**raw, "spec": {**raw["spec"], "onStale": "InANewerVersion"}})
+    assert lead(simulation, SECOND) == []
+
+
 def test_a_later_installation_reports_the_first_and_writes_nothing_else() -> None:
     simulation = served()
     assert lead(simulation, SECOND) == [("create", "Event", events(simulation)[0]["metadata"]["name"])]

@@ -40,6 +40,9 @@ class DomainStore(World):
             after = _parse(raw, before)
         except InvalidObjectError as error:
             self.unreadable[key] = unreadable(raw, str(error))
+            claim = (raw.get("status") or {}).get("servedBy") if key.kind == CacheDomain.INFO.kind else None
+            if claim is not None:  # A newer installation may read the object.
+                self.ending.served_by = Installation.model_validate(claim)
             return None
         if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
             # A spec changes only with the generation. Sharing the object makes comparisons fast.
