@@ -62,6 +62,15 @@ def test_a_pattern_takes_time_by_its_length_alone(pattern: str) -> None:
     assert time.thread_time() - begun_s < 0.1
 
 
+def test_patterns_without_repetitions_take_next_to_no_time() -> None:
+    took_s = []
+    for _ in range(3):
+        begun_s = time.thread_time()
+        assert {written_out("(a[b]c*)" * 128) for _ in range(100)} == {1024}
+        took_s.append(time.thread_time() - begun_s)
+    assert min(took_s) < 0.01
+
+
 @pytest.mark.parametrize(
     "pattern",
     [

@@ -39,9 +39,11 @@ _AMBIGUOUS = re.compile(r"\[\^?\]|\[[^\]]*\[|\[(?:\\.|[^][\\])*+\[|\(\?[a-w]*x")
 
 def written_out(pattern: str) -> int:
     """Return an upper bound of a pattern's characters with its repetitions written out."""
+    if "{" not in pattern:
+        return len(pattern)
     product, levels = 1, [[0]]
     for symbol in _SYMBOL.finditer(pattern):
-        times = max(int(digits.lstrip("0")[:9] or 0) for digits in symbol.groups(""))
+        times = max(int(digits.lstrip("0")[:9] or 0) for digits in symbol.groups()) if symbol.lastindex else 0
         if times:
             product *= times
             levels[-1][-1] *= times
