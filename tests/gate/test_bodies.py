@@ -234,6 +234,7 @@ def test_options_that_are_refused_are_named(fields: dict[str, Any], param: str) 
         ({}, {}, False),
         ({"stream": False}, {"stream": False}, False),
         ({"stream": 0, "logprobs": 0}, {"stream": 0, "logprobs": 0}, False),
+        ({"stream": False, "stream_options": {"include_usage": None}}, {"stream": False, "stream_options": {}}, False),
         ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}, True),
         ({"stream": 1}, {"stream": 1, "stream_options": {"include_usage": True}}, True),
         ({"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},

@@ -229,7 +229,7 @@ def rewrite(endpoint: Endpoint, body: Json) -> tuple[Json, Shape]:
             "prompt" if prompts > MAX_SEQUENCES else "n",
         )  # fmt: skip
     options = fields.get("stream_options", {})
-    if "stream_options" in fields and not stream:
+    if options and not stream:
         raise bad_request(Reason.BAD_VALUE, "'stream_options' needs 'stream': true", "stream_options")
     if options.get("continuous_usage_stats") and not options.get("include_usage"):
         raise bad_request(Reason.BAD_VALUE, "'continuous_usage_stats' needs 'include_usage': true", "stream_options")
