@@ -129,13 +129,13 @@ def _is_read_late(driver: FileDriver) -> None:
     assert address is not None
     spans = driver.runtime.spans
     task = driver.tier.load([block()], [view])
-    driver.until(lambda: len(spans) > 0)
+    driver.until(lambda: bool(spans._held))
     driver.outlast_deadlines()
     driver.wait(task)
     assert driver.tier.pop_found(task) == b"\0"
     assert spans.touches(address, BLOCK_BYTES), "65 kB at 8 kB/s take longer"
     assert bytes(view) == bytes(BLOCK_BYTES)
-    driver.until(lambda: not len(spans))
+    driver.until(lambda: not spans._held)
     assert bytes(view) == bytes([7]) * BLOCK_BYTES, "so the memory had to be kept back until now"
 
 

@@ -33,10 +33,6 @@ class Finder:
         identity = resolved(self._files.params.identity, block.fingerprint)
         return key_of(pool or block.keyspace, identity, block.rank, block.group, block.chunk_hash)
 
-    def own(self, blocks: Sequence[Block]) -> list[Found]:
-        """Return the files under the blocks' own keyspaces."""
-        return [(number, self.key(block)) for number, block in self._files.admitted(blocks)]
-
     def to_read(self, blocks: Sequence[Block]) -> tuple[list[Found], list[Found]]:
         """Return the files to read, pools' first, and copies that a pool makes needless."""
         reading, needless, refusals = list[Found](), list[Found](), _Refusals()

@@ -52,6 +52,7 @@ class Housekeeper(Upkeep):
         super().__init__(files.tier.name, "housekeeper")
         self._files = files
         self._wake = threading.Event()
+        self.wake = self._wake.set
         self._closed = False
         self._opened = False
         self._remember_at_s = 0.0
@@ -62,9 +63,6 @@ class Housekeeper(Upkeep):
         self._former: list[bytes] = []
         self._former_go_at_s = files.clocks.now_s() + FORMER_LIFE_S
         self.floor_reached = False
-
-    def wake(self) -> None:
-        self._wake.set()
 
     def close(self) -> None:
         self._closed = True

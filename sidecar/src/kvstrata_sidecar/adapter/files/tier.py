@@ -101,7 +101,8 @@ class FileTier(BaseTier[Files, TierThreads]):
         """Delete blocks; return the keys of those that existed. Takes at most the load deadline."""
         deleted: list[Key] = []
         give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
-        for keyspace, names in _by_keyspace(blocks, self._places.own(blocks)).items():
+        own = [(number, self._places.key(block)) for number, block in self._files.admitted(blocks)]
+        for keyspace, names in _by_keyspace(blocks, own).items():
             part = self._files.removal(keyspace, list(names))
             if self._io_threads.blocks.put(part) is None and part.done.wait(max(0.0, give_up_at_s - self._clock())):
                 deleted += [names[key] for key in part.answer or ()]

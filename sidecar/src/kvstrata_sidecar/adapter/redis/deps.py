@@ -41,10 +41,6 @@ class TierDeps(Deps[TierParams, Place]):
     clock: Callable[[], float]
     jitter: Callable[[], float]
 
-    @property
-    def domain(self) -> str:
-        return self.params.domain
-
     def member(self, block: Block) -> str:
         """Return the block's name in its bucket."""
         identity = resolved(self.params.identity, block.fingerprint)

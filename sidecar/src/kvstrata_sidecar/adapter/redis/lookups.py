@@ -92,7 +92,7 @@ class Lookups:
             for kept in keyspaces:
                 which = block.keyspace, kept, bucket
                 if (sought := buckets.get(which)) is None:
-                    sought = buckets[which] = Sought(base_of(self._deps.domain, kept, bucket), [], [])
+                    sought = buckets[which] = Sought(base_of(self._deps.params.domain, kept, bucket), [], [])
                 sought.members.append(member)
                 sought.numbers.append(number)
         self._pass_on(shadowed)

@@ -27,7 +27,7 @@ class Places:
 
     def own(self, block: Block) -> Place:
         """Return the block's place under its own keyspace."""
-        return Place.at(self._deps.domain, block.keyspace, self._deps.member(block), block.chunk_hash)
+        return Place.at(self._deps.params.domain, block.keyspace, self._deps.member(block), block.chunk_hash)
 
     def first(self, block: Block) -> Place:
         """Return where a load would ask for a block first."""
@@ -100,7 +100,7 @@ class Places:
             if not (pools := pools_of(block)):
                 return ()
             member = deps.member(block)
-            places = (Place.at(deps.domain, pool, member, block.chunk_hash) for pool in pools)
+            places = (Place.at(deps.params.domain, pool, member, block.chunk_hash) for pool in pools)
             return tuple(place for place in places if deps.topology.usable(place.base))
 
         return places_of

@@ -33,7 +33,7 @@ class RedisThreads(TierThreads):
     def __init__(self, deps: TierDeps, tasks: TaskTable, transport: Callable[[], ClusterTransport]) -> None:
         super().__init__(deps, tasks, deps.clock, transport, (TransportError, OSError), self._share)
         self._topology = topology = deps.topology
-        self._probe_prefix = f"{KEY_PREFIX}:{deps.domain}" if deps.tier.cluster else None
+        self._probe_prefix = f"{KEY_PREFIX}:{deps.params.domain}" if deps.tier.cluster else None
         self._lock = threading.Lock()
         self._lookups: dict[Node, tuple[Lane, Worker]] = {}
         topology.changed = self._man

@@ -56,9 +56,6 @@ class Spans:
         with self._lock:
             return any(start < address + length and address < start + size for start, size in self._held.values())
 
-    def __len__(self) -> int:
-        return len(self._held)
-
 
 def address_of(view: memoryview) -> int | None:
     """Return the view's address in memory, None for one that is read-only or empty."""

@@ -50,10 +50,6 @@ class Inbox:
         """Whether work has come that goes before all other: a scope that must be swept, or another policy."""
         return self.is_urgent or self.wake.is_set()
 
-    def close(self) -> None:
-        self.closed = True
-        self.wake.set()
-
     def take_urgent(self) -> Collection[str]:
         with self._lock:
             urgent, self._urgent = self._urgent, {}

@@ -50,8 +50,8 @@ class UnlistedScopes:
     def __init__(self, deps: TierDeps) -> None:
         self._deps = deps
         # Separate: evictions of these scopes count for no scope.
-        self._ledgers = Ledgers(deps.domain, self._count, deps.clock, deps.ledgers.window_ms)
-        self._key = capacity_claim_key(deps.domain, "d").encode()
+        self._ledgers = Ledgers(deps.params.domain, self._count, deps.clock, deps.ledgers.window_ms)
+        self._key = capacity_claim_key(deps.params.domain, "d").encode()
         self._wanted = False
         self._walking = False
         self._cursor: int | None = None
@@ -128,8 +128,8 @@ class ReclaimCapacity:
         self._deps = deps
         self._changes = changes
         self._capacity_bytes = 0
-        self._tidy_key = capacity_claim_key(deps.domain, "w").encode()
-        self._key = capacity_claim_key(deps.domain, "g").encode()
+        self._tidy_key = capacity_claim_key(deps.params.domain, "w").encode()
+        self._key = capacity_claim_key(deps.params.domain, "g").encode()
         self._until_s = self._look_at_s = self._held_until_s = 0.0
         self._in_vain: set[str] = set()
         self.unlisted = UnlistedScopes(deps)

@@ -92,7 +92,7 @@ class SweepScopes:
 
     def _sweep_claimed(self, transport: Transport, keyspace: str) -> None:
         deps = self._deps
-        key = claim_key(deps.domain, keyspace).encode()
+        key = claim_key(deps.params.domain, keyspace).encode()
         if claim(transport, key, deps.token, deps.claim_ms) and self.sweep(transport, keyspace):
             deps.inbox.urge(keyspace)
 

@@ -120,7 +120,8 @@ class Sweeper(Upkeep):
         self._turning = threading.Lock()
 
     def close(self) -> None:
-        self._inbox.close()
+        self._inbox.closed = True
+        self._inbox.wake.set()
         self._connection.abort()
 
     def run(self) -> None:
