@@ -6,8 +6,9 @@ A pool's blocks are read from the pool and not stored again; older copies under 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from kvstrata.contract.store.block_file import key_of
 from kvstrata.contract.store.redis_keys import resolved
@@ -18,8 +19,6 @@ from kvstrata_sidecar.adapter.tier.interface import Block
 
 Found = tuple[int, bytes]
 """A block's number in its request, and the key of its file."""
-
-_Refusals = dict[str, Refusal | None]
 
 
 @dataclass(eq=False)
@@ -35,9 +34,9 @@ class Finder:
 
     def to_read(self, blocks: Sequence[Block]) -> tuple[list[Found], list[Found]]:
         """Return the files to read, pools' first, and copies that a pool makes needless."""
-        reading, needless, refusals = list[Found](), list[Found](), _Refusals()
+        reading, needless, refusal_of = list[Found](), list[Found](), cache(self._files.refusal)
         for number, block in self._files.admitted(blocks):
-            own, pooled = self.key(block), self._pooled(block, refusals)
+            own, pooled = self.key(block), self._pooled(block, refusal_of)
             reading.append((number, pooled or own))
             if pooled is not None and self._files.index.readable(own):
                 needless.append((number, own))
@@ -49,26 +48,22 @@ class Finder:
     def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups[bytes]:
         """Return the blocks to write, without those that a pool has."""
         found: list[Found] = []
-        refusals = _Refusals()
+        refusal_of = cache(self._files.refusal)
         for number, block in self._files.admitted(blocks, storing=True):
-            if self._pooled(block, refusals) is None:
+            if self._pooled(block, refusal_of) is None:
                 found.append((number, self.key(block)))
             else:
                 self._files.counters.add("stores_in_pool", 1, block.keyspace)
         return _lent(blocks, views, found)
 
     def holds(self, block: Block) -> bool:
-        return self._files.index.readable(self.key(block)) or self._pooled(block, {}) is not None
+        return self._files.index.readable(self.key(block)) or self._pooled(block, self._files.refusal) is not None
 
-    def _pooled(self, block: Block, refusals: _Refusals) -> bytes | None:
+    def _pooled(self, block: Block, refusal_of: Callable[[str], Refusal | None]) -> bytes | None:
         files = self._files
         for pool in files.enforcement.readable.candidates(block.keyspace, block.chunk_hash, files.tier.name):
             key = self.key(block, pool)
-            if not files.index.readable(key):
-                continue
-            if pool not in refusals:
-                refusals[pool] = files.refusal(pool)
-            if refusals[pool] is None:
+            if files.index.readable(key) and refusal_of(pool) is None:
                 return key
         return None
 
