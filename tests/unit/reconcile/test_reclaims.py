@@ -42,13 +42,10 @@ class FakeJobs:
         self.ends: dict[str, list[DeletionRun]] = {}
         self.refusals: list[Exception] = []
 
-    async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
-        runs = self.there.get((erasure, tier, round))
-        if runs is None:
-            return None
-        return runs.pop(0) if len(runs) > 1 else runs[0]
-
     async def start(self, order: TierDeletion) -> DeletionRun:
+        runs = self.there.get((order.erasure, order.tier.name, order.round))
+        if runs is not None and runs[0].begun:
+            return runs.pop(0) if len(runs) > 1 else runs[0]
         if self.refusals:
             raise self.refusals.pop(0)
         self.made.append(order)

@@ -27,9 +27,10 @@ def describe(file: str, receipt: Receipt, *, vouched: bool) -> str:
 
 
 def describe_chain(chain: Chain, *, ends_as_expected: bool) -> str:
-    head = chain.receipts[-1].link.head
+    newest = chain.receipts[-1].link
+    head = newest.head
     lines = [f"CHAIN of domain {head.domain} holds: numbers 1 to {head.sequence}, each follows the one before"]
-    lines.append(f"  its newest digest is {chain.digest}")
+    lines.append(f"  its newest digest is {newest.digest}")
     if ends_as_expected:
         lines.append("  that is the one it has to end with: no later receipt is missing")
     else:

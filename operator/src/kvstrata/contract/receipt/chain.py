@@ -18,11 +18,6 @@ class Chain:
     receipts: tuple[Receipt, ...]
     unvouched: tuple[str, ...]
 
-    @property
-    def digest(self) -> str:
-        """Digest of the newest record."""
-        return self.receipts[-1].link.digest
-
 
 def check_one(receipt: Receipt, is_signed: IsSigned, pinned: Collection[str]) -> bool:
     """Return whether a pinned key signed the receipt; with none pinned, False.

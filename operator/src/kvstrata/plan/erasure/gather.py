@@ -218,12 +218,7 @@ def reports(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...
         elif pod is not None and (word := _acknowledged(world, pod, revisions.get(witness.model))):
             if not has_acknowledged(erasure, witness.uid, word.boots):
                 yield word
-        elif (
-            settled is None
-            and (fenced := fences.get(witness.uid)) is not None
-            and is_fenced(world, fenced, pod, now)
-            and (fence := _fence(world, witness, fenced, now))
-        ):
+        elif settled is None and (fence := _fence(world, witness, pod, fences.get(witness.uid), now)):
             yield PodSeen(witness.uid, Standing.FENCED, now, fence=fence)
 
 
@@ -282,9 +277,9 @@ def _acknowledged(world: World, pod: Pod, needed: int | None) -> PodSeen | None:
     return PodSeen(pod.uid, Standing.ACKED, seen_state.at, state.gate_boot, state.cache_boot, state.acked)
 
 
-def _fence(world: World, witness: Witness, fenced_by: datetime, now: datetime) -> Fence | None:
+def _fence(world: World, witness: Witness, pod: Pod | None, fenced_by: datetime | None, now: datetime) -> Fence | None:
     committed = world.bundles.get(witness.model)
-    if committed is None or not committed.whole:
+    if committed is None or not committed.whole or fenced_by is None or not is_fenced(world, fenced_by, pod, now):
         return None
     root = committed.bundle.root
     # Of a pod that may have had earlier rules the longest counts.

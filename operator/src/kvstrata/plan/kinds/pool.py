@@ -14,7 +14,7 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.common import Budget
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.prefixpool import PoolInvalidation, PrefixPool
+from kvstrata.api.prefixpool import PoolContent, PoolInvalidation, PrefixPool
 from kvstrata.api.reasons import PoolReason, SharedReason
 from kvstrata.api.scalars import Quantity
 from kvstrata.api.status import ScopeStatus
@@ -39,10 +39,8 @@ from kvstrata.plan.scopes import fresh_epoch, generation_due, pool_scope
 RENEW_AFTER = 3, 4
 """Fraction of its retention after which a pool's content is recomputed."""
 
-_RENDERED = ("renderID", "manifestDigest", "tokens", "chunks", "prefixes")
-_OF_A_CONTENT = ("contentDigest", *_RENDERED)
-_WARMED = ("published", "warmedAt", "identities", "tiers")
-_COMPUTED = (*_WARMED, "bytes", "usage", "next")
+_RENDERED = ("contentDigest", "renderID", "manifestDigest", "tokens", "chunks", "prefixes")
+_CONTENT = tuple(field.alias or name for name, field in PoolContent.model_fields.items())
 
 
 def plan_pool(world: World, name: str, now: datetime) -> Plan:
@@ -172,7 +170,7 @@ def _promotion(world: World, model: CachedModel, pool: PrefixPool) -> dict[str, 
         return None
     reported = following.to_kubernetes()
     size = max((tier.bytes for tier in following.tiers), default=0)
-    fields = {name: reported.get(name) for name in (*_OF_A_CONTENT, *_WARMED, "scope")}
+    fields = {name: reported.get(name) for name in _CONTENT}
     return fields | {"bytes": binary(size), "usage": None, "next": None}
 
 
@@ -194,7 +192,7 @@ def _renewal(world: World, model: CachedModel, pool: PrefixPool, now: datetime) 
     if due is None or now < due:
         return None
     reported, scope = pool.status.to_kubernetes(), _fresh_epoch(world, pool).to_kubernetes()
-    return {"next": {name: reported.get(name) for name in _OF_A_CONTENT} | {"scope": scope}}
+    return {"next": {name: reported.get(name) for name in _RENDERED} | {"scope": scope}}
 
 
 def _guarantees(pool: PrefixPool) -> list[Budget]:
@@ -229,8 +227,8 @@ def _fresh_slot(world: World, pool: PrefixPool, content: Content) -> dict[str, A
     readable = status.scope is not None and status.published and not is_lost(world, status.scope.epoch)
     # A patch merges: fields that are not cleared would keep the old content's values.
     if readable and pool.spec.invalidation is PoolInvalidation.LAZY:
-        return acted_on | {"next": {**dict.fromkeys((*_RENDERED, *_WARMED)), **drawn}}
-    return {**dict.fromkeys((*_RENDERED, *_COMPUTED)), **acted_on, **drawn}
+        return acted_on | {"next": dict.fromkeys(_CONTENT) | drawn}
+    return {**dict.fromkeys((*_CONTENT, "bytes", "usage", "next")), **acted_on, **drawn}
 
 
 def _fresh_epoch(world: World, pool: PrefixPool) -> ScopeStatus:

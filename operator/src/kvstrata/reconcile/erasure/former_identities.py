@@ -140,9 +140,7 @@ class Reclaims(Background):
         """Run a Job to its end; None if the model is gone."""
         while self._is_there(namespace, cache):
             try:
-                run = await self._jobs.look(order.erasure, order.tier.name, order.round)
-                if run is None or not run.begun:
-                    run = await self._jobs.start(order)
+                run = await self._jobs.start(order)
             except KubeError as error:
                 log.warning("a deletion is waited for", extra={"model": cache.model, "error": str(error)})
                 await self._sleep(max(RETRY_S, error.retry_after_s or 0.0))
