@@ -55,10 +55,13 @@ class Enforced:
     """What is put in force, which these tests only note."""
 
     def __init__(self) -> None:
-        self.confirmed = 0
+        self.confirmed = self.lost = 0
 
     def confirm(self, sent_ns: int) -> None:
         self.confirmed += 1
+
+    def lose(self) -> None:
+        self.lost += 1
 
     def apply(self, bundle: Any) -> None:
         """Take it."""
@@ -150,7 +153,7 @@ async def test_after_failures_it_is_read_sooner_and_then_as_before() -> None:
         pauses.append(watch.pause_s())
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 20.0, 20.0]
     assert watch.problem == "the bundle Secret root does not exist"
-    assert enforced.confirmed == 1
+    assert (enforced.confirmed, enforced.lost) == (1, 7)
     api.root = good
     assert await watch.refresh()
     assert (watch.pause_s(), watch.problem, enforced.confirmed) == (20.0, "", 2)

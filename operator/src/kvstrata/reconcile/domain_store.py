@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.cachedomain import CacheDomain, Installation
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
@@ -42,7 +43,8 @@ class DomainStore(World):
             self.unreadable[key] = unreadable(raw, str(error))
             claim = (raw.get("status") or {}).get("servedBy") if key.kind == CacheDomain.INFO.kind else None
             if claim is not None:  # A newer installation may read the object.
-                self.ending.served_by = Installation.model_validate(claim)
+                with suppress(ValueError):
+                    self.ending.served_by = Installation.model_validate(claim)
             return None
         if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
             # A spec changes only with the generation. Sharing the object makes comparisons fast.
