@@ -168,7 +168,7 @@ async def test_every_generated_object_ends_ready_or_stalled_with_a_reason(plane:
 
 def lost(crowd: Crowd) -> dict[str, int]:
     """By kind, how many of the accepted objects are neither stored nor were seen to be deleted."""
-    kept = {kind: tally.accepted if kind in ORDER else len(crowd.namespaces) for kind, tally in crowd.tallies.items()}
+    kept = {kind: tally.accepted if kind in ORDER else len(crowd.used) for kind, tally in crowd.tallies.items()}
     left = {kind: kept[kind] - tally.stored - tally.gone for kind, tally in crowd.tallies.items()}
     return {kind: count for kind, count in left.items() if count}
 

@@ -72,6 +72,8 @@ class Crowd:
         self._plane, self._schemas, self._per_kind, self._seed = plane, schemas, per_kind, seed
         self.namespaces = (*(f"crowd-{number:02d}" for number in range(namespaces)), CROWDED)
         self.tallies = {kind: Tally() for kind in schemas}
+        self.used = set[str]()
+        """Namespaces with an accepted object: each has a CacheDomain."""
 
     async def __aenter__(self) -> Self:
         tls = ssl.create_default_context(cafile=str(self._plane.pki.crt("ca")))
@@ -192,6 +194,7 @@ class Crowd:
         tally.sent += 1
         if status < 300:
             tally.accepted += 1
+            self.used.add(answer["metadata"]["namespace"])
             tally.mutants_accepted += mutant
             return
         tally.refused[status] += 1
