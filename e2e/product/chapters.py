@@ -193,7 +193,9 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
     kubectl = stage.kubectl
     refusal = kubectl.refused(
         _object(
-            "TenantCachePolicy", "wrong", {"tenant": "wrong", "isolation": "Public", "budgets": [{"tier": "shared"}]}
+            "TenantCachePolicy",
+            "wrong",
+            {"tenant": "wrong", "isolation": "Public", "budgets": [{"tier": "shared", "limit": "1Gi"}]},
         )
     )
     assert "spec.budgets" in refusal, refusal
