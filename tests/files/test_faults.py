@@ -92,7 +92,7 @@ class TestADiskThatHangs:
         assert spans.touches(address + BLOCK_BYTES - 1, 1)
         assert not spans.touches(address + BLOCK_BYTES, 1)
         slow.reads_go_on.set()
-        hanging.until(lambda: not len(spans))
+        hanging.until(lambda: not len(spans._held))
         assert hanging.tier.counters().get("loaded", 0) == 0
 
     def test_the_first_operation_that_is_overdue_opens_the_breaker_and_a_probe_closes_it(
@@ -123,7 +123,7 @@ class TestADiskThatHangs:
         hanging.wait(task)
         assert hanging.tier.pop_stores()[task] == StoreOutcome(False, 0)
         slow.writes_go_on.set()
-        hanging.until(lambda: not len(hanging.runtime.spans))
+        hanging.until(lambda: not len(hanging.runtime.spans._held))
         hanging.until(lambda: not files_in(directory))
         assert hanging.tier.state().used_bytes == 0
 
