@@ -142,6 +142,7 @@ class Ending:
         return not self.lookups.is_ending("r")
 
 
+@pytest.mark.claim("a request that ends leaves no lock, no lookup and no session in the cache server")
 def test_a_lookup_whose_request_ends_is_answered_then_released_and_then_its_session_ends() -> None:
     ending = Ending()
     ending.lookups.abandon("r")

@@ -179,7 +179,6 @@ def test_a_caller_that_goes_after_the_first_token_leaves_nothing(pod: Pod) -> No
     connection.close()
 
 
-@pytest.mark.claim("a request that ends leaves no lock, no lookup and no session in the cache server")
 def test_callers_that_go_while_their_lookups_wait_for_the_server_leave_nothing(pod: Pod) -> None:
     texts = [prompt() for _ in range(4)]
     for text in texts:
