@@ -20,7 +20,7 @@ WHERE_TO_LOOK = (
     f"kubectl -n {DEMO_NAMESPACE} get pods,cache-status"
 )
 FIRST_TIME = (
-    "nothing is built yet: Kubernetes is compiled, and beside it the images are built (the engine's has 2.5 GB);"
+    "nothing is built yet: Kubernetes is compiled, and beside it images are built and loaded (the engine's has 2.5 GB);"
     " ten minutes on two cores"
 )
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     progress = Progress()
     if not (Paths().bin / "kubernetes").exists():
         progress.report(FIRST_TIME)
-    with _images_built_beside(progress) if provider(Paths(), arguments) == LOCAL else nullcontext() as images:
+    with _images_loaded_beside(progress) if provider(Paths(), arguments) == LOCAL else nullcontext() as images:
         if (code := cluster(["up", *arguments])) or (code := images.wait() if images else 0):
             return code
     try:
@@ -42,10 +42,10 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 @contextmanager
-def _images_built_beside(progress: Progress) -> Iterator[subprocess.Popen[str]]:
-    """Build the images in a process of its own, which ends with the body: downloads and archives leave room for the
-    compiler. Images for another kind of cluster are built when it is up."""
-    command = (sys.executable, "-m", "e2e.images", "build", *(image.name for image in IMAGES))
+def _images_loaded_beside(progress: Progress) -> Iterator[subprocess.Popen[str]]:
+    """Build and load the images in a process of its own, which ends with the body: downloads and archives leave room
+    for the compiler. Images for another kind of cluster are built when it is up."""
+    command = (sys.executable, "-m", "e2e.images", "load", *(image.name for image in IMAGES))
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -81,9 +81,9 @@ def build_binaries(paths: Paths, progress: Progress, programs: Sequence[Program]
             f"Go is not installed, and {names} are built from source",
             advice="install Go 1.25 or newer (https://go.dev/dl/ or a package)",
         )
-    with exclusive(paths, "binaries", progress):
-        version = output_of([go, "env", "GOVERSION"])
-        for program in programs:
+    version = output_of([go, "env", "GOVERSION"])
+    for program in programs:
+        with exclusive(paths, f"binary-{program.name}", progress):
             _build_changed(go, version, program, paths, progress)
 
 

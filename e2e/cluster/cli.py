@@ -65,7 +65,11 @@ class Commands:
         if wanted == LOCAL and (warning := warn_of_little_room(self._paths.local, CLUSTER_BYTES)):
             self._progress.report(warning)
         self._paths.provider.write_text(wanted)
-        self._cluster(wanted).up()
+        cluster = self._cluster(wanted)
+        if isinstance(cluster, LocalCluster):
+            cluster.prepare()  # without the lock, so that images can be loaded meanwhile
+        with exclusive(self._paths, locks.CLUSTER, self._progress):
+            cluster.up()
 
     def down(self, arguments: argparse.Namespace) -> None:
         """Stop the cluster."""
@@ -86,8 +90,6 @@ class Commands:
     def image_build(self, arguments: argparse.Namespace) -> None:
         """Build an image."""
         use_docker = self._provider() == "kind" if arguments.builder == "auto" else arguments.builder == "docker"
-        if not use_docker:
-            LocalCluster(self._paths, self._progress).build_rootfs()
         build = Build(
             context=arguments.context,
             dockerfile=arguments.file or arguments.context / "Dockerfile",
@@ -131,7 +133,7 @@ def parser(commands: Commands) -> argparse.ArgumentParser:
 
     up = verbs.add_parser("up", help="bring the cluster up; a no-op when it is up")
     up.add_argument("--cluster", choices=(LOCAL, "kind", "existing"), help="default: the one in use, else local")
-    up.set_defaults(run=commands.up, lock=locks.CLUSTER)
+    up.set_defaults(run=commands.up, lock=None)
 
     down = verbs.add_parser("down", help="stop the cluster and leave nothing behind")
     down.add_argument("--purge", action="store_true", help="also remove binaries, root file system and images")

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from e2e.cluster.locks import exclusive
 from e2e.cluster.node import SHELL
 from e2e.cluster.processes import in_own_namespaces, run_logged
 from e2e.cluster.progress import ClusterError, Progress
-from e2e.cluster.rootfs import BASE_IMAGE_PACKAGES, debootstrap, report_if_newer, require_root
+from e2e.cluster.rootfs import BASE_IMAGE_PACKAGES, build_rootfs, debootstrap, report_if_newer, require_root
 from e2e.cluster.settings import (
     BOOKWORM,
     PIP_INDEX_VARIABLES,
@@ -135,30 +136,37 @@ class Buildah:
         (paths.buildah / "tmp").mkdir(parents=True, exist_ok=True)
 
     def ensure_base(self, debian: Debian, progress: Progress) -> None:
-        """Make the base image and pull it into the builder's storage, unless it is there."""
+        """Make the builder's root file system and, beside it, the base image; quick when both are there."""
         name = f"base-{debian.suite}"
         release = {"release": debian.point_release, "mirror": debian_mirror()}
         digest = digests.digest_of({"packages": BASE_IMAGE_PACKAGES, **release})
-        if digests.is_unchanged(self._paths, name, digest):
-            return
         archive = self._paths.images / f"{name}.tar"
-        with progress.step(f"make the base image {debian.base_image}"):
-            folder = self._paths.local / "base" / debian.suite
-            log = self._paths.logs / f"debootstrap-{name}.log"
-            debootstrap(self._paths, folder, debian, BASE_IMAGE_PACKAGES, log=log)
-            report_if_newer(folder, debian, progress)
-            for dropped in DROPPED_FROM_BASE:
-                shutil.rmtree(folder / dropped, ignore_errors=True)
-            # apt writes into these and does not make them.
-            for needed in ("var/cache/apt/archives/partial", "var/lib/apt/lists/partial"):
-                (folder / needed).mkdir(parents=True)
-            entries = [(entry.name, entry) for entry in sorted(folder.iterdir()) if entry.name not in MOUNT_POINTS]
-            write_image(archive, tag=debian.base_image, files=entries, command=[])
-            shutil.rmtree(folder)
-            self._run(
-                "pull", "--quiet", f"docker-archive:{_in_root(archive)}", log=self._paths.logs / f"{name}-pull.log"
-            )
-        digests.remember(self._paths, name, digest)
+        is_there = digests.is_unchanged(self._paths, name, digest)
+        with ThreadPoolExecutor(1) as pool:
+            builder = pool.submit(build_rootfs, self._paths, progress)
+            if not is_there:
+                with progress.step(f"make the base image {debian.base_image}"):
+                    self._write_base(debian, archive, progress)
+            builder.result()
+        if not is_there:
+            with progress.step(f"give the builder the base image {debian.base_image}"):
+                log = self._paths.logs / f"{name}-pull.log"
+                self._run("pull", "--quiet", f"docker-archive:{_in_root(archive)}", log=log)
+            digests.remember(self._paths, name, digest)
+
+    def _write_base(self, debian: Debian, archive: Path, progress: Progress) -> None:
+        folder = self._paths.local / "base" / debian.suite
+        log = self._paths.logs / f"debootstrap-{archive.stem}.log"
+        debootstrap(self._paths, folder, debian, BASE_IMAGE_PACKAGES, log=log)
+        report_if_newer(folder, debian, progress)
+        for dropped in DROPPED_FROM_BASE:
+            shutil.rmtree(folder / dropped, ignore_errors=True)
+        # apt writes into these and does not make them.
+        for needed in ("var/cache/apt/archives/partial", "var/lib/apt/lists/partial"):
+            (folder / needed).mkdir(parents=True)
+        entries = [(entry.name, entry) for entry in sorted(folder.iterdir()) if entry.name not in MOUNT_POINTS]
+        write_image(archive, tag=debian.base_image, files=entries, command=[])
+        shutil.rmtree(folder)
 
     def build(self, build: Build, secrets: Mapping[str, Path], log: Path) -> None:
         """Build into the builder's storage. Layers whose inputs did not change are taken from there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from e2e.cluster.build import build_binaries
+from e2e.cluster.build import PAUSE, build_binaries
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.images import build_system_images, load_into_node
 from e2e.cluster.node import Node
@@ -37,9 +37,11 @@ class LocalCluster:
         build_rootfs(self._paths, self._progress)
         build_system_images(self._paths, self._progress)
 
-    def build_rootfs(self) -> None:
-        """Make the root file system, which also holds the image builder; quick when it is there."""
-        build_rootfs(self._paths, self._progress)
+    def prepare(self) -> None:
+        """Build all that a start needs, unless the cluster is up."""
+        if not self.is_up():
+            require_root("starting the local cluster")
+            self.build()
 
     def up(self) -> None:
         """Bring the cluster up, until the node is Ready and DNS serves. Remains of a broken start are removed first.
@@ -50,15 +52,14 @@ class LocalCluster:
         if self.is_up():
             self._progress.report(f"the local cluster is already up: export KUBECONFIG={self._paths.kubeconfig}")
             return
-        require_root("starting the local cluster")
-        self.build()
+        self.prepare()
         self._node.destroy()
         with self._progress.step("start the node"):
             self._node.start()
         with self._progress.step("start the control plane"):
             control_plane = self._control_plane()
             control_plane.start()
-        components = NodeComponents(self._node, control_plane, self._paths, self._network)
+        components = self._components(control_plane)
         with self._progress.step("start containerd"):
             components.start_containerd()
         load_into_node(self._node, self._paths, build_system_images(self._paths, self._progress), self._progress)
@@ -88,12 +89,29 @@ class LocalCluster:
                 shutil.rmtree(self._paths.local / f"{name}.partial", ignore_errors=True)
 
     def load(self, archives: list[Path]) -> None:
-        """Import docker-archives into the running node."""
-        load_into_node(self._node, self._paths, archives, self._progress)
+        """Import docker-archives. If the cluster is not up, the node and its containerd run for as long as that takes.
+
+        They need no Kubernetes, so that images are there before it is compiled.
+        """
+        if self.is_up():
+            load_into_node(self._node, self._paths, archives, self._progress)
+            return
+        build_binaries(self._paths, self._progress, [PAUSE])
+        build_rootfs(self._paths, self._progress)
+        self._node.destroy()
+        try:
+            self._node.start()
+            self._components(self._control_plane()).start_containerd()
+            load_into_node(self._node, self._paths, archives, self._progress)
+        finally:
+            self._node.destroy()
 
     @property
     def _marker(self) -> Path:
         return self._paths.node / "up"
+
+    def _components(self, control_plane: ControlPlane) -> NodeComponents:
+        return NodeComponents(self._node, control_plane, self._paths, self._network)
 
     def _control_plane(self) -> ControlPlane:
         return ControlPlane(

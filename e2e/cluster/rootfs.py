@@ -132,9 +132,13 @@ def fio_command(paths: Paths | None = None) -> list[str]:
 
 def _debootstrap_program(paths: Paths) -> str:
     """Path of debootstrap, installed by apt-get when it is missing: a script that starts no service."""
-    program = shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin:/bin")
-    if program is not None:
+    with exclusive(paths, "debootstrap", Progress()):
+        while (program := shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin:/bin")) is None:
+            _install_debootstrap(paths)
         return program
+
+
+def _install_debootstrap(paths: Paths) -> None:
     apt_get = shutil.which("apt-get")
     if apt_get is None:
         raise ClusterError(
@@ -150,4 +154,3 @@ def _debootstrap_program(paths: Paths) -> str:
         what="apt-get install debootstrap",
         advice=advice,
     )
-    return _debootstrap_program(paths)

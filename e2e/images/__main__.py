@@ -1,7 +1,8 @@
 """``python3 -m e2e.images build|load|push|list [NAME ...]``: build images, load them into the cluster in use, push.
 
-Nothing is built or loaded again while its inputs are unchanged. Without names, all images are meant; `push` then means
-those that the chart names. Servers are also unpacked: tests run them on this machine
+Nothing is built or loaded again while its inputs are unchanged. Two images are worked on at a time, the slow one first:
+downloads and archives leave room for each other. Without names, all images are meant; `push` then means those that the
+chart names. Servers are also unpacked: tests run them on this machine
 (`e2e.cluster.rootfs.server_command`).
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from e2e.cluster import digests
 from e2e.cluster.archive import image_identities, unpack_programs
@@ -21,15 +23,33 @@ from e2e.cluster.settings import Paths
 from e2e.images.catalogue import IMAGES, Image, select
 from e2e.images.registry import check_registry, push_archives
 
+AT_A_TIME = 2
+
+
+def side_by_side(work: Callable[[Image], int], images: Sequence[Image]) -> int:
+    """Do some work on each image; returns the first exit code other than 0, or 0. After a failure none is begun."""
+    failures: list[int] = []
+
+    def unless_one_failed(image: Image) -> None:
+        if not failures and (code := work(image)):
+            failures.append(code)
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for _ in pool.map(unless_one_failed, sorted(images, key=lambda image: not image.is_slow)):
+            pass
+    return next(iter(failures), 0)
+
 
 def build(images: Sequence[Image], paths: Paths) -> int:
     """Build images as docker-archives; returns the exit code of the first that failed, or 0."""
-    for image in images:
-        if code := cluster(image.build_command(paths)):
-            return code
-        if image.is_server:
-            unpack(image, paths)
-    return 0
+    return side_by_side(lambda image: _build(image, paths), images)
+
+
+def _build(image: Image, paths: Paths) -> int:
+    code = cluster(image.build_command(paths))
+    if image.is_server and not code:
+        unpack(image, paths)
+    return code
 
 
 def unpack(image: Image, paths: Paths) -> None:
@@ -48,8 +68,11 @@ def unpack(image: Image, paths: Paths) -> None:
 
 
 def load(images: Sequence[Image], paths: Paths) -> int:
-    """Build images that are out of date, and load all into the cluster; returns the exit code."""
-    return build(images, paths) or cluster(["load", *(str(image.archive(paths)) for image in images)])
+    """Build images that are out of date, and load each into the cluster once it is built; returns the exit code."""
+    return side_by_side(
+        lambda image: _build(image, paths) or cluster(["load", str(image.archive(paths))]),
+        images,
+    )
 
 
 def push(images: Sequence[Image], paths: Paths, registry: str) -> int:

@@ -20,6 +20,7 @@ class Image:
         purpose: one line for people.
         is_product: whether the chart names it, so that its tag must be the chart's version.
         is_server: whether tests run its programs on this machine, too, so that they are unpacked when it is built.
+        is_slow: whether it takes minutes to build, so that it is begun first.
         debian: its base system.
         arguments: further build arguments.
     """
@@ -29,6 +30,7 @@ class Image:
     purpose: str
     is_product: bool = False
     is_server: bool = False
+    is_slow: bool = False
     debian: Debian = TRIXIE
     arguments: Mapping[str, str] = field(default_factory=dict)
 
@@ -79,7 +81,12 @@ IMAGES = (
         debian=BOOKWORM,
         arguments={"VERSION": "5:7.0.*"},
     ),
-    Image("engine-cpu", "e2e/images/engine-cpu/Dockerfile", "vLLM on CPU, LMCache and SmolLM2 (2.5 GB, minutes)"),
+    Image(
+        "engine-cpu",
+        "e2e/images/engine-cpu/Dockerfile",
+        "vLLM on CPU, LMCache and SmolLM2 (2.5 GB, minutes)",
+        is_slow=True,
+    ),
 )
 
 
