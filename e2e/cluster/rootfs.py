@@ -16,13 +16,16 @@ from e2e.cluster import digests
 from e2e.cluster.locks import exclusive
 from e2e.cluster.processes import in_own_namespaces, run_logged
 from e2e.cluster.progress import ClusterError, Progress
-from e2e.cluster.settings import NODE_DEBIAN, Debian, Paths, debian_mirror
+from e2e.cluster.settings import NODE_DEBIAN, Debian, Paths, debian_mirror, inherited_environment
 
 NODE_PACKAGES = (
     "buildah", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "ethtool", "fio",
     "iproute2", "ipset", "iptables", "kmod", "nftables", "openssl", "procps", "python3", "runc", "socat",
 )  # fmt: skip
 BASE_IMAGE_PACKAGES = ("ca-certificates",)
+
+DPKG_WITHOUT_SYNC = "security-mac,downgrade,unsafe-io"
+"""`DPKG_FORCE` of installations that are thrown away when they fail: dpkg's defaults, and no fsync for each file."""
 
 _MACHINES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu")
 LIBRARY_FOLDERS = (*_MACHINES, *(f"{folder}/ceph" for folder in _MACHINES), "usr/lib")
@@ -67,6 +70,7 @@ def debootstrap(paths: Paths, target: Path, debian: Debian, packages: tuple[str,
             program, "--variant=minbase", f"--include={','.join(packages)}", debian.suite, partial, debian_mirror(),
         ]),
         log=log,
+        env=inherited_environment() | {"DPKG_FORCE": DPKG_WITHOUT_SYNC},
         what="debootstrap",
         advice="check that the Debian mirror can be reached; KVSTRATA_DEBIAN_MIRROR names another one",
     )  # fmt: skip
