@@ -113,8 +113,8 @@ class Progress:
         self._durations = durations if durations is not None or stream is not None else Durations()
 
     def report(self, message: str) -> None:
-        """Print one line."""
-        print(f"\r\033[K{message}" if self._on_terminal else message, file=self._stream, flush=True)
+        """Print one line, by one write: lines of steps that run side by side do not mix."""
+        print(f"\r\033[K{message}\n" if self._on_terminal else f"{message}\n", end="", file=self._stream, flush=True)
 
     @contextmanager
     def step(self, what: str | Callable[[], str]) -> Iterator[None]:

@@ -93,6 +93,19 @@ def test_the_base_image_is_made_beside_the_builders_root_file_system(
     assert pulled == ["pull"], "nothing is to be done again"
 
 
+def test_a_line_of_progress_is_one_write() -> None:
+    writes: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            writes.append(text)
+            return len(text)
+
+    Progress(Stream()).report("one line")
+    assert "".join(writes) == "one line\n"
+    assert len([text for text in writes if text]) == 1
+
+
 def test_a_program_does_not_wait_for_another_that_is_compiled(
     paths: Paths, progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
