@@ -58,7 +58,7 @@ class TestStoringAndLoading:
 
     @pytest.mark.parametrize("pages", [1, -1, 0], ids=["longer", "shorter", "as long"])
     @pytest.mark.parametrize("later", ["version", "codec"])
-    def test_a_file_of_a_later_version_is_a_miss_and_stays(
+    def test_a_file_of_a_later_version_is_found_and_read_once_and_stays(
         self, driver: FileDriver, directory: Path, later: str, pages: int
     ) -> None:
         driver.store([block()])
@@ -68,10 +68,13 @@ class TestStoringAndLoading:
         header = b"kvs4" + header[4:] if later == "version" else header[:6] + b"\7" + header[7:]
         written = bytes(FILE_BYTES + pages * PAGE_BYTES - HEADER_BYTES) + header
         path.write_bytes(written)
+        assert driver.lookup([block()]) == [1], "only its content shows the version"
         for _ in range(3):
             assert driver.load([block()])[0] == [0]
+            assert driver.lookup([block()]) == [0]
             assert driver.store([block()]) == StoreOutcome(True, 0)
         assert path.read_bytes() == written
+        assert driver.tier.state().used_bytes == FILE_BYTES
         counters = driver.tier.counters()
         assert counters["load_misses"] == 3
         assert "unreadable" not in counters

@@ -202,6 +202,8 @@ class LoadPart(BlocksPart[Hands, bytes, Files]):
             files.index.end_read(one.place)
         if verdict is Verdict.GOOD:
             return max(0.0, files.clocks.now_s() - kept.computed_s)
+        if verdict is Verdict.LATER:
+            files.index.leave(one.place)
         if verdict is Verdict.DAMAGED:
             files.counters.add("unreadable")
             if files.index.drop(one.place):

@@ -25,10 +25,11 @@ from kvstrata_sidecar.adapter.tier.encryption import Checksum, GcmSealer, PlainO
 
 
 class Verdict(Enum):
-    """FOREIGN: possibly valid for another reader, or of a later version, so the file stays."""
+    """FOREIGN, possibly valid under another key, and LATER, of a later version: the file stays."""
 
     GOOD = auto()
     FOREIGN = auto()
+    LATER = auto()
     DAMAGED = auto()
 
 
@@ -130,4 +131,4 @@ Pages = PlainPages | GcmPages
 
 def unread(name: bytes, header: bytes) -> Verdict:
     """Return the verdict on a file with this header that is not the block `name` as this version writes it."""
-    return Verdict.FOREIGN if is_of_later_version(name, header) else Verdict.DAMAGED
+    return Verdict.LATER if is_of_later_version(name, header) else Verdict.DAMAGED

@@ -74,6 +74,12 @@ class FileIndex:
                 del self._readers[key]
                 self._changed.notify_all()
 
+    def leave(self, key: bytes) -> None:
+        """Find a block no more that only later versions can read. It keeps its file and its place in the accounts."""
+        with self._changed:
+            if (kept := self._index.find(key)) is not None:
+                kept.is_unreadable = True
+
     def drop(self, key: bytes) -> bool:
         """Take out an invalid block; return whether the caller must remove its file, then call `gone`."""
         with self._changed:
@@ -86,6 +92,7 @@ class FileIndex:
         with self._changed:
             if (
                 self._is_present(key, now_s)
+                or ((kept := self._index.find(key)) is not None and kept.is_unreadable)
                 or key in self._space.reserved
                 or key in self._leaving
                 or key in self._readers
@@ -280,7 +287,9 @@ class FileIndex:
 
     def _readable(self, key: bytes, now_s: float) -> Kept | None:
         kept = self._index.find(key)
-        return kept if kept is not None and self._policy.alive(kept.keyspace, kept.computed_s, now_s) else None
+        if kept is None or kept.is_unreadable or not self._policy.alive(kept.keyspace, kept.computed_s, now_s):
+            return None
+        return kept
 
     def _is_present(self, key: bytes, now_s: float) -> bool:
         if self._readable(key, now_s) is None:

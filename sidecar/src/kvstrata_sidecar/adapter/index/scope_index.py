@@ -17,12 +17,14 @@ COMPACT_ABOVE = 64
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """One block: bytes with padding, computation on its owner's clock, last use as a count over all blocks."""
+    """One block: bytes with padding, computation on its owner's clock, last use as a count over all blocks. One that
+    `is_unreadable` here, as later versions write it, is never found."""
 
     keyspace: str
     size_bytes: int
     computed_s: float
     used: int
+    is_unreadable: bool = False
 
 
 @dataclass(slots=True)
