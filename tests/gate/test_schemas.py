@@ -14,7 +14,6 @@ from kvstrata_sidecar.gate.proxy.schemas import (
     MAX_SCHEMAS_BYTES,
     MAX_WRITTEN_OUT,
     SchemaBudget,
-    schema,
     written_out,
 )
 
@@ -88,7 +87,7 @@ def test_a_pattern_that_is_large_when_written_out_is_refused(pattern: str) -> No
     values: list[dict[str, Any]] = [{"pattern": pattern}, {"items": [{"patternProperties": {pattern: {}}}]}]
     for value in values:
         with pytest.raises(Refusal) as refusal:
-            schema(value, "schema")
+            SchemaBudget().take(value, "schema")
         assert (refusal.value.status, refusal.value.param) == (400, "schema")
         assert str(MAX_WRITTEN_OUT) in refusal.value.message
 
@@ -100,7 +99,7 @@ def test_ordinary_patterns_pass() -> None:
         r"^([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,126}[A-Za-z]{2,63}$",
         "^[[:alpha:]]{1,64}$",
     ):
-        schema({"pattern": pattern}, "schema")
+        SchemaBudget().take({"pattern": pattern}, "schema")
 
 
 @pytest.mark.parametrize("endpoint", [bodies.CHAT, bodies.MESSAGES], ids=["chat", "messages"])
@@ -120,6 +119,39 @@ def test_the_schemas_of_all_tools_have_a_bound_together(
     with pytest.raises(Refusal) as refusal:
         rewritten(count + 1)
     assert str(refusal.value.param).startswith(f"tools[{count}].")
+
+
+LISTED = {"type": "structural_tag", "structures": [LARGE] * 8, "triggers": ["<"]}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "place"),
+    [
+        (bodies.CHAT, {"response_format": LISTED}, "tools[8]."),
+        (bodies.CHAT, {"structured_outputs": {"json": "{" + " " * 65000 + "}", "regex": "a{1000}"}}, "tools[15]."),
+        (bodies.MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": LARGE}}}, "tools[15]."),
+    ],
+    ids=["format", "text", "messages"],
+)
+def test_schemas_under_all_keys_of_a_request_have_a_bound_together(
+    endpoint: bodies.Endpoint, fields: dict[str, Any], place: str
+) -> None:
+    body = {**PLAIN, **fields, "tools": [TOOLS[endpoint.path](LARGE)] * int(place[6:-2])}
+    assert bodies.rewrite(endpoint, body)[0] == body
+    body["tools"] = [*body["tools"], TOOLS[endpoint.path](LARGE)]
+    with pytest.raises(Refusal) as refusal:
+        bodies.rewrite(endpoint, body)
+    assert str(refusal.value.param).startswith(place)
+
+
+def test_patterns_under_all_keys_of_a_request_have_a_bound_together() -> None:
+    half = "a{" + str(MAX_WRITTEN_OUT // 2) + "}"
+    format_ = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": half}}}
+    body = {**PLAIN, "structured_outputs": {"regex": half}, "response_format": format_}
+    assert bodies.rewrite(bodies.CHAT, body)[0] == body
+    with pytest.raises(Refusal) as refusal:
+        bodies.rewrite(bodies.CHAT, {**body, "tools": [TOOLS[bodies.CHAT.path]({"pattern": "a"})]})
+    assert refusal.value.param == "tools[0].function.parameters"
 
 
 def test_the_structures_of_a_tag_have_a_bound_together() -> None:
@@ -158,10 +190,10 @@ def test_a_schema_that_is_itself_alone_is_the_callers_error(value: dict[str, Any
 def test_a_long_chain_of_references_is_followed() -> None:
     chain = {f"n{number}": {"$ref": f"#/$defs/n{number + 1}"} for number in range(1500)}
     chain["n1500"] = {"type": "string"}
-    schema({"$defs": chain, "$ref": "#/$defs/n0"}, "schema")
+    SchemaBudget().take({"$defs": chain, "$ref": "#/$defs/n0"}, "schema")
     chain["n1500"] = {"$ref": "#/$defs/n7"}
     with pytest.raises(Refusal):
-        schema({"$defs": chain, "$ref": "#/$defs/n0"}, "schema")
+        SchemaBudget().take({"$defs": chain, "$ref": "#/$defs/n0"}, "schema")
 
 
 @pytest.mark.parametrize(

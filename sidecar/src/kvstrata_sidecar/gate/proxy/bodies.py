@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvstrata.contract.messages.prefix import refused_argument
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.proxy import content
-from kvstrata_sidecar.gate.proxy.schemas import MAX_SCHEMA_BYTES, choices, regex, schema, schema_text, schemas
+from kvstrata_sidecar.gate.proxy.schemas import MAX_SCHEMA_BYTES, SchemaBudget, WithSchemas, choices
 from kvstrata_sidecar.gate.proxy.values import (
     HINTS,
     MAX_NAME_CHARACTERS,
@@ -111,30 +111,22 @@ def _template_keywords(value: object, where: str) -> None:
         raise wrong(where, f"at most {_MAX_TEMPLATE_KEYWORDS} values of at most {MAX_NAME_CHARACTERS} characters")
 
 
-_JSON_SCHEMA = record({"name": _NAME, "description": text(MAX_SCHEMA_BYTES), "schema": schema, "strict": flag})
-_RESPONSE_FORMAT = by_type(
-    {
-        "text": record({"type": _NAME}),
-        "json_object": record({"type": _NAME}),
-        "json_schema": record({"type": _NAME, "json_schema": _JSON_SCHEMA}),
-        "structural_tag": record(
-            {"type": _NAME, "format": schema, "structures": schemas(128), "triggers": texts(128, MAX_NAME_CHARACTERS)}
-        ),
-    }
-)
-_STRUCTURED_OUTPUTS = record(
-    {
-        "json": schema_text,
-        "regex": regex,
-        "choice": choices,
-        "grammar": text(16 * 1024),
-        "json_object": flag,
-        "disable_any_whitespace": flag,
-        "disable_additional_properties": flag,
-        "whitespace_pattern": regex,
-        "structural_tag": schema_text,
-    }
-)
+def _response_format(budget: SchemaBudget) -> Bound:
+    schema = {"name": _NAME, "description": text(MAX_SCHEMA_BYTES), "schema": budget.take, "strict": flag}
+    tag = {"format": budget.take, "structures": budget.listed(128), "triggers": texts(128, MAX_NAME_CHARACTERS)}
+    kinds: Mapping[str, Mapping[str, Bound]] = {
+        "text": {}, "json_object": {}, "json_schema": {"json_schema": record(schema)}, "structural_tag": tag,
+    }  # fmt: skip
+    return by_type({name: record({"type": _NAME, **keys}) for name, keys in kinds.items()})
+
+
+def _structured_outputs(budget: SchemaBudget) -> Bound:
+    flags = dict.fromkeys(("json_object", "disable_any_whitespace", "disable_additional_properties"), flag)
+    patterns = dict.fromkeys(("regex", "whitespace_pattern"), budget.take_regex)
+    schemas = dict.fromkeys(("json", "structural_tag"), budget.take_text)
+    return record({**flags, **patterns, **schemas, "choice": choices, "grammar": text(16 * 1024)})
+
+
 _THINKING = by_type(
     {
         "enabled": record(
@@ -146,10 +138,12 @@ _THINKING = by_type(
     },
     {"between_tools": "the engine thinks before an answer or not at all"},
 )
-_OUTPUT_CONFIG = record(
-    {"effort": _NAME, "format": by_type({"json_schema": record({"type": _NAME, "schema": schema})})},
-    {"task_budget": "use 'max_tokens'"},
-)
+
+
+def _output_config(budget: SchemaBudget) -> Bound:
+    formats = by_type({"json_schema": record({"type": _NAME, "schema": budget.take})})
+    return record({"effort": _NAME, "format": formats}, {"task_budget": "use 'max_tokens'"})
+
 
 _SAMPLING: Mapping[str, Bound] = {
     "frequency_penalty": number(-2, 2),
@@ -174,8 +168,8 @@ _SAMPLING: Mapping[str, Bound] = {
     "truncate_prompt_tokens": whole(-1, _MOST),
     "truncation_side": one_of("left", "right"),
     "stream_options": record({"include_usage": flag, "continuous_usage_stats": flag}),
-    "response_format": _RESPONSE_FORMAT,
-    "structured_outputs": _STRUCTURED_OUTPUTS,
+    "response_format": WithSchemas(_response_format),
+    "structured_outputs": WithSchemas(_structured_outputs),
     "thinking_token_budget": whole(-1, _MOST),
     **dict.fromkeys(
         ("add_special_tokens", "echo", "ignore_eos", "include_stop_str_in_output", "return_token_ids",
@@ -216,8 +210,10 @@ def rewrite(endpoint: Endpoint, body: Json) -> tuple[Json, Shape]:
                 fields[key] = value
         elif key not in IGNORED:
             _require_default(key, value)
+    budget = SchemaBudget()
     for key, value in fields.items():
-        bounds[key](value, key)
+        bound = bounds[key]
+        (bound.within(budget) if isinstance(bound, WithSchemas) else bound)(value, key)
     if endpoint.required not in fields:
         bounds[endpoint.required](None, endpoint.required)
     prompt, stream = fields.get("prompt"), fields.get("stream", False)
@@ -259,7 +255,7 @@ CHAT = Endpoint(
         "max_completion_tokens": whole(0, _MOST),
         "logprobs": flag,
         "top_logprobs": _LOGPROBS,
-        "tools": content.chat_tools,
+        "tools": WithSchemas(content.chat_tools),
         "tool_choice": content.chat_tool_choice,
         "parallel_tool_calls": flag,
         "reasoning_effort": _NAME,
@@ -288,10 +284,10 @@ MESSAGES = Endpoint(
         "temperature": number(0, 2),
         "top_k": whole(-1, _MOST),
         "top_p": number(0, 1),
-        "tools": content.anthropic_tools,
+        "tools": WithSchemas(content.anthropic_tools),
         "tool_choice": content.anthropic_tool_choice,
         "thinking": _THINKING,
-        "output_config": _OUTPUT_CONFIG,
+        "output_config": WithSchemas(_output_config),
         "chat_template_kwargs": _template_keywords,
     },
     required="messages",

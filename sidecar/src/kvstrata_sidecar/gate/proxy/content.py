@@ -17,6 +17,7 @@ from kvstrata_sidecar.gate.proxy.pictures import PixelBudget
 from kvstrata_sidecar.gate.proxy.schemas import SchemaBudget
 from kvstrata_sidecar.gate.proxy.values import (
     MAX_NAME_CHARACTERS,
+    Bound,
     Json,
     are_whole,
     by_type,
@@ -141,17 +142,19 @@ def chat_messages(value: object, where: str) -> None:
             known_keys(message["function_call"], _FUNCTION_CALL, f"{place}.function_call")
 
 
-def chat_tools(value: object, where: str) -> None:
-    """Raise Refusal unless these are plain function definitions with bounded schemas."""
-    function = {"name": _NAME, "description": _DESCRIPTION, "parameters": SchemaBudget().take, "strict": flag}
+def chat_tools(budget: SchemaBudget) -> Bound:
+    """Return the bound of plain function definitions with bounded schemas."""
+    function = {"name": _NAME, "description": _DESCRIPTION, "parameters": budget.take, "strict": flag}
     bound = record({"type": _NAME, "function": record(function)})
-    for index, tool in enumerate(_tools(value, where)):
-        place = f"{where}[{index}]"
+
+    def check(tool: Json, place: str) -> None:
         if tool.get("type") == "custom":
             raise unserved(f"{place}.type", _CUSTOM_TOOLS)
         bound(tool, place)
         if "function" not in tool:
             raise wrong(f"{place}.function", "an object")
+
+    return _each_tool(check)
 
 
 def prompt(value: object, where: str) -> None:
@@ -183,12 +186,12 @@ def anthropic_system(value: object, where: str) -> None:
     _check_blocks(value, where, PixelBudget(), _SYSTEM_BLOCKS)
 
 
-def anthropic_tools(value: object, where: str) -> None:
-    """Raise Refusal unless these are tools that the caller runs, with bounded schemas."""
-    own = {"name": _NAME, "description": _DESCRIPTION, "input_schema": SchemaBudget().take, "strict": flag}
+def anthropic_tools(budget: SchemaBudget) -> Bound:
+    """Return the bound of tools that the caller runs, with bounded schemas."""
+    own = {"name": _NAME, "description": _DESCRIPTION, "input_schema": budget.take, "strict": flag}
     bound = record({**own, "type": _NAME}, _REFUSED_OF_TOOLS)
-    for index, tool in enumerate(_tools(value, where)):
-        place = f"{where}[{index}]"
+
+    def check(tool: Json, place: str) -> None:
         kind = tool.get("type")
         if kind is not None and kind != "custom":
             if isinstance(kind, str) and _PROVIDERS_TOOL.fullmatch(kind):
@@ -198,12 +201,18 @@ def anthropic_tools(value: object, where: str) -> None:
             del tool["allowed_callers"]
         bound(tool, place)
 
+    return _each_tool(check)
 
-def _tools(value: object, where: str) -> list[Json]:
-    tools = _objects(value, where)
-    if len(tools) > MAX_TOOLS:
-        raise wrong(where, f"a list of at most {MAX_TOOLS} tools")
-    return tools
+
+def _each_tool(check: Bound) -> Bound:
+    def check_all(value: object, where: str) -> None:
+        tools = _objects(value, where)
+        if len(tools) > MAX_TOOLS:
+            raise wrong(where, f"a list of at most {MAX_TOOLS} tools")
+        for index, tool in enumerate(tools):
+            check(tool, f"{where}[{index}]")
+
+    return check_all
 
 
 def _objects(value: object, where: str, *, required: bool = False) -> list[Json]:

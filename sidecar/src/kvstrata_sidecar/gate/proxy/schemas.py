@@ -1,12 +1,12 @@
 """Bounds of JSON schemas and patterns, which the engine compiles while other requests wait.
 
-A `SchemaBudget` is for all schemas under one key of a request, such as its tools.
+A `SchemaBudget` is for all schemas of a request, under all its keys.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -66,21 +66,55 @@ class SchemaBudget:
     _written_out: int = 0
 
     def take(self, value: object, where: str) -> None:
-        """Raise Refusal unless this is a JSON schema, or an object that contains schemas, within the bounds."""
+        """Bounds a JSON schema, or an object that contains schemas."""
         if type(value) is not dict:
             raise wrong(where, "an object")
         data = strict_json.emit(value)
         if len(data) > MAX_SCHEMA_BYTES:
             raise wrong(where, f"a schema of at most {MAX_SCHEMA_BYTES} bytes")
-        self._bytes += len(data)
-        if self._bytes > MAX_SCHEMAS_BYTES:
-            raise wrong(where, f"a schema that, with those before it, has at most {MAX_SCHEMAS_BYTES} bytes")
+        self._count(len(data), where)
         # Most schemas are too short to exceed any other bound.
         long = len(data) > MAX_REGEX_CHARACTERS or data.count(b"{") + data.count(b"[") > MAX_SCHEMA_DEPTH
         if long or b'"pattern' in data or b'"$ref"' in data:
-            self.take_nodes(value, where)
+            self._take_nodes(value, where)
 
-    def take_nodes(self, value: Json, where: str) -> None:
+    def take_text(self, value: object, where: str) -> None:
+        """Bounds a schema as an object or as the text of one."""
+        if type(value) is not str:
+            self.take(value, where)
+            return
+        text(MAX_SCHEMA_BYTES)(value, where)
+        self._count(len(value), where)
+        try:
+            parsed = orjson.loads(value)
+        except ValueError:
+            parsed = None
+        if type(parsed) is not dict:
+            raise wrong(where, "the JSON text of an object")
+        self._take_nodes(parsed, where)
+
+    def take_regex(self, value: Any, where: str) -> None:
+        """Bounds a pattern alone."""
+        text(MAX_REGEX_CHARACTERS)(value, where)
+        self._take_pattern(value, where)
+
+    def listed(self, count: int) -> Bound:
+        """Return the bound of a list of schemas."""
+
+        def check(value: object, where: str) -> None:
+            if type(value) is not list or len(value) > count:
+                raise wrong(where, f"a list of at most {count} objects")
+            for index, item in enumerate(value):
+                self.take(item, f"{where}[{index}]")
+
+        return check
+
+    def _count(self, more_bytes: int, where: str) -> None:
+        self._bytes += more_bytes
+        if self._bytes > MAX_SCHEMAS_BYTES:
+            raise wrong(where, f"a schema that, with those before it, has at most {MAX_SCHEMAS_BYTES} bytes")
+
+    def _take_nodes(self, value: Json, where: str) -> None:
         """Raise Refusal unless depth, alternatives, patterns and references of a schema are within the bounds."""
         alternatives, level, referring = 0, [value], []
         for _ in range(MAX_SCHEMA_DEPTH):
@@ -97,7 +131,7 @@ class SchemaBudget:
                     else:
                         regexes = (inner,) if key == "pattern" else ()
                     for regex in regexes:
-                        self.take_pattern(regex, where)
+                        self._take_pattern(regex, where)
             if alternatives > MAX_ALTERNATIVES:
                 raise wrong(where, f"a schema with at most {MAX_ALTERNATIVES} alternatives in all")
             if not below:
@@ -109,7 +143,7 @@ class SchemaBudget:
         if reference is not None:
             raise wrong(where, f"a schema without references that lead to themselves alone, as {reference[:64]!r} does")
 
-    def take_pattern(self, pattern: object, where: str) -> None:
+    def _take_pattern(self, pattern: object, where: str) -> None:
         if type(pattern) is not str:
             return
         if len(pattern) > MAX_REGEX_CHARACTERS:
@@ -119,40 +153,14 @@ class SchemaBudget:
             raise wrong(where, f"a value with patterns of at most {MAX_WRITTEN_OUT} characters written out")
 
 
-def schema(value: object, where: str) -> None:
-    """A JSON schema, or an object that contains schemas."""
-    SchemaBudget().take(value, where)
+@dataclass(frozen=True, slots=True)
+class WithSchemas:
+    """The bound of a key whose schemas count towards the budget of their request."""
 
+    within: Callable[[SchemaBudget], Bound]
 
-def schemas(count: int) -> Bound:
-    def check(value: object, where: str) -> None:
-        if type(value) is not list or len(value) > count:
-            raise wrong(where, f"a list of at most {count} objects")
-        budget = SchemaBudget()
-        for index, item in enumerate(value):
-            budget.take(item, f"{where}[{index}]")
-
-    return check
-
-
-def schema_text(value: object, where: str) -> None:
-    """A schema as an object or as the text of one."""
-    if type(value) is not str:
-        schema(value, where)
-        return
-    text(MAX_SCHEMA_BYTES)(value, where)
-    try:
-        parsed = orjson.loads(value)
-    except ValueError:
-        parsed = None
-    if type(parsed) is not dict:
-        raise wrong(where, "the JSON text of an object")
-    SchemaBudget().take_nodes(parsed, where)
-
-
-def regex(value: object, where: str) -> None:
-    text(MAX_REGEX_CHARACTERS)(value, where)
-    SchemaBudget().take_pattern(value, where)
+    def __call__(self, value: object, where: str) -> None:
+        self.within(SchemaBudget())(value, where)
 
 
 def choices(value: Any, where: str) -> None:
