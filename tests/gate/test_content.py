@@ -92,6 +92,10 @@ def test_a_message_of_a_chat_passes_as_it_is(message: dict[str, Any]) -> None:
         ({"role": "assistant", "function_call": {"name": "f", "arguments": None}},
          {"role": "assistant", "function_call": {"name": "f"}}),
         ({"role": "assistant", "function_call": None}, {"role": "assistant"}),
+        ({"role": "assistant", "content": [
+            {"type": "text", "text": "t", "annotations": [{}], "id": "msg_1", "index": 0, "logprobs": []},
+            {"type": "refusal", "refusal": "r", "id": "msg_2"}]},
+         {"role": "assistant", "content": [{"type": "text", "text": "t"}, {"type": "refusal", "refusal": "r"}]}),
         ({"role": "user", "content": [{"type": "text", "text": "t", "x": None}]},
          {"role": "user", "content": [{"type": "text", "text": "t"}]}),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL, "detail": None}}]},

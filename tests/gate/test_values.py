@@ -166,7 +166,7 @@ def test_hints_are_dropped_at_every_level(endpoint: bodies.Endpoint) -> None:
         ],
         "tools": [{"type": "function", "function": function} if endpoint is bodies.CHAT else {"name": "f"}],
     }
-    hints = {**dict.fromkeys(bodies.IGNORED, "x"), "prompt_cache_options": {"mode": "explicit"}}
+    hints = {**dict.fromkeys(bodies.IGNORED, "x"), "prompt_cache_options": {"mode": "explicit"}, "verbosity": "low"}
     assert bodies.rewrite(endpoint, {**hinted(body), **hints})[0] == body
 
 

@@ -62,7 +62,6 @@ UNSERVED: Mapping[str, tuple[str, object]] = {
     "functions": ("use 'tools'", []),
     "moderation": ("no moderation runs here", None),
     "prediction": ("the engine takes no predicted output", None),
-    "verbosity": ("the engine does not know it; ask for it in a message", "medium"),
     "web_search_options": ("the engine searches nowhere", None),
     "background": ("requests are answered while the caller waits", False),
     "best_of": ("the engine returns every sequence that it computes; use 'n'", 1),
@@ -83,9 +82,9 @@ UNSERVED: Mapping[str, tuple[str, object]] = {
 IGNORED = HINTS | {
     "betas", "billing_policy", "diagnostics", "fallback_credit_token", "metadata", "model", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
-    "user_profile_id", "workspace_id",
+    "user_profile_id", "verbosity", "workspace_id",
 }  # fmt: skip
-"""Hints about caching, billing and callers: accepted, and not forwarded. `model` is replaced by the gate's own."""
+"""Hints about caching, billing, callers and style: accepted, and not forwarded. `model` is replaced by the gate's own."""
 
 MAX_SEQUENCES = 64
 """Sequences of one request. The engine admits thousands, which would occupy it for one caller."""

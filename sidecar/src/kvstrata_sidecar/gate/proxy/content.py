@@ -42,6 +42,9 @@ _ANSWERED_ONLY = (
 )  # fmt: skip
 """Keys of an answer's message, of any provider, that no engine reads: accepted, and not forwarded."""
 
+_ANSWERED_ONLY_IN_PARTS = ("annotations", "id", "index", "logprobs")
+"""The same of its parts, as clients keep an answer's content."""
+
 _CHAT_PARTS = ("text", "refusal", "image_url", "video_url", "audio_url", "input_audio")
 """Types of a message's parts; each has its content under the key of its type."""
 
@@ -247,6 +250,8 @@ def _pieces(value: object, where: str, name: str) -> Iterator[tuple[Any, str]]:
 def _check_parts(value: object, where: str, budget: PixelBudget) -> None:
     for part, place in _pieces(value, where, "parts"):
         kind = kind_of(part, place, _CHAT_PARTS, _REFUSED_PARTS)
+        for key in _ANSWERED_ONLY_IN_PARTS:
+            part.pop(key, None)
         known_keys(part, ("type", kind), place)
         if kind.endswith("_url"):
             _check_inline_url(part.get(kind), f"{place}.{kind}", kind, budget)
