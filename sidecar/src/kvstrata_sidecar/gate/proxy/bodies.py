@@ -84,7 +84,7 @@ IGNORED = HINTS | {
     "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
     "user_profile_id", "verbosity", "workspace_id",
 }  # fmt: skip
-"""Hints about caching, billing, callers and style: accepted, and not forwarded. `model` is replaced by the gate's own."""
+"""Hints about caching, billing, callers and style: accepted, not forwarded. `model` is replaced by the gate's own."""
 
 MAX_SEQUENCES = 64
 """Sequences of one request. The engine admits thousands, which would occupy it for one caller."""
