@@ -77,10 +77,11 @@ async def test_at_the_bound_the_connection_that_waited_longest_makes_room(world:
         younger = await world.connect("https", context)
         await until(lambda: len(server.connections) == 2 and not server.opening)
         newest = await world.connect()
+        await newest.send(ASK)
         assert await oldest.closed()
         assert len(server.connections) == 2
+        await younger.send(ASK)
         for connection in (younger, newest):
-            await connection.send(ASK)
             assert (await connection.answer()).status == 200
             connection.close()
         assert b'kvstrata_gate_refusals_total{reason="too_many_connections"} 1' in (await world.get("/metrics")).body
@@ -96,6 +97,7 @@ async def test_who_sends_a_body_stays_while_others_only_hold_a_connection(world:
         silent = await world.connect()
         await until(lambda: len(world.gate.tenant_server.connections) == 2)
         newest = await world.connect()
+        await newest.send(ASK)
         assert await silent.closed()
         assert kept in world.gate.tenant_server.connections
         sending.close()

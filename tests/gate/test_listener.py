@@ -1,4 +1,4 @@
-"""Connections count from accept: half-open handshakes and one address's connections are bounded."""
+"""Bounds of half-open handshakes, of all connections and of one peer's."""
 
 from __future__ import annotations
 
@@ -80,18 +80,91 @@ async def turned_away(world: World) -> dict[str, int]:
     return {reason.strip('"'): int(count) for reason, count in (line.split("} ") for line in lines)}
 
 
-async def test_a_half_open_handshake_counts_from_accept_and_makes_room_for_a_caller(world: World) -> None:
-    async with ready(world, max_connections=3):
-        server = world.gate.tenant_server
-        with open_sockets(world.gate.ports["https"], 3) as held:
-            await until(lambda: len(server.connections) == 3)
-            assert b"kvstrata_gate_connections 3" in (await world.get("/metrics")).body
-            assert (await ask_over_tls(world.gate.ports["https"], world.gate_tls)).status == 200
-            assert sum(map(is_closed, held)) == 1
+async def test_at_the_bound_only_a_request_ends_an_idle_callers_connection(world: World) -> None:
+    async with ready(world, max_connections=1):
+        server, port = world.gate.tenant_server, world.gate.ports["https"]
+        idle = await world.connect()
+        await idle.send(ASK)
+        assert (await idle.answer()).status == 200
+        silent = await world.connect("https", client_context(world.gate_tls, present=False))
+        with open_sockets(port, 3):
+            assert await world.gate.own_port.try_now(("127.0.0.1", port), world.gate._certificates["https"])
+            await until(lambda: len(server.opening) == 4)
+            assert b"kvstrata_gate_connections 5" in (await world.get("/metrics")).body
+            assert await turned_away(world) == {"connections": 0, "address": 0, "handshakes": 0}
+            await idle.send(ASK)
+            assert (await idle.answer()).status == 200
+            assert (await ask_over_tls(port, world.gate_tls)).status == 200
+            assert await idle.closed()
         assert await turned_away(world) == {"connections": 1, "address": 0, "handshakes": 0}
-        await until(lambda: not server.connections)
-        assert not server.opening
+        (waiting,) = server.opening
+        waiting.deadline = 0.0
+        assert await silent.closed()
+        await until(lambda: not server.connections and not server.opening)
         assert not server._by_address.total
+
+
+async def test_a_caller_that_waited_is_turned_away_once_it_asks_and_all_others_serve(world: World) -> None:
+    release = asyncio.Event()
+
+    async def slow(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        await plain_answer(request, writer)
+
+    world.engine.handler = slow
+    async with ready(world, max_connections=1):
+        served = await world.connect()
+        await until(lambda: world.gate.tenant_server.connections)
+        waiting = await world.connect()
+        await until(lambda: world.gate.tenant_server.opening)
+        await served.send(ASK)
+        await until(lambda: world.engine.requests)
+        await waiting.send(ASK)
+        assert (await waiting.answer()).error["code"] == "too_many_connections"
+        release.set()
+        assert (await served.answer()).status == 200
+        assert await waiting.closed()
+        served.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "peer"),
+    [
+        ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::"), ("2001:db8:0:1::9", "2001:db8:0:1::"), ("fe80::1%eth0", "fe80::"),
+        ("::1", "::"), ("::ffff:192.0.2.1", "::ffff:192.0.2.1"), ("192.0.2.1", "192.0.2.1"),
+    ],
+)  # fmt: skip
+def test_a_peer_of_ipv6_is_its_network(address: str, peer: str) -> None:
+    assert listener.peer_of(address) == peer
+
+
+async def test_addresses_of_one_network_of_ipv6_have_one_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FromNetworks:
+        """A listening socket whose first three callers have addresses of one network, and the next ones of another."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self.real, self.accepted = real, 0
+
+        def accept(self) -> Any:
+            accepted, (_, port) = self.real.accept()
+            self.accepted += 1
+            return accepted, (f"2001:db8:0:{(self.accepted + 2) // 3}::{self.accepted}", port, 0, 0)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+    async with ready(world, max_connections_per_address=2):
+        server = world.gate.tenant_server
+        (found,) = [one for one in server._listeners if one.port == world.gate.ports["http"]]
+        found._socket = FromNetworks(found._socket)  # type: ignore[assignment]
+        callers = [await world.connect() for _ in range(4)]
+        await until(lambda: len(server.connections) == 3)
+        assert [server._by_address.of(f"2001:db8:0:{network}::") for network in (1, 2)] == [2, 1]
+        await callers[2].send(ASK)
+        assert (await callers[2].answer()).status == 200
+        assert server.turned_away["address"] == 1
+        for caller in callers:
+            caller.close()
 
 
 async def test_beyond_the_bound_of_handshakes_the_oldest_of_the_busiest_address_ends(world: World) -> None:
@@ -112,12 +185,11 @@ async def test_a_half_open_handshake_ends_in_time(world: World) -> None:
     async with ready(world):
         server = world.gate.tenant_server
         with open_sockets(world.gate.ports["https"], 1) as (held,):
-            await until(lambda: server.connections)
-            (connection,) = server.connections
+            await until(lambda: server.opening)
+            (connection,) = server.opening
             assert connection.deadline <= asyncio.get_running_loop().time() + server.limits.head_s
             connection.deadline = 0.0
-            await until(lambda: not server.connections)
-            assert not server.opening
+            await until(lambda: not server.opening)
             await until(lambda: is_closed(held))
 
 

@@ -208,7 +208,7 @@ class Gate:
             kvstrata_gate_policy_age_seconds=self.freshness.age_ms() / 1000,
             kvstrata_gate_cache_linked=bool(enforcement.cache_boot),
             kvstrata_gate_engine_ready=self.engine_ready,
-            kvstrata_gate_connections=len(self.tenant_server.connections),
+            kvstrata_gate_connections=len(self.tenant_server.connections) + len(self.tenant_server.opening),
             kvstrata_gate_buffered_bytes=self.tenant_server.buffered.total,
             kvstrata_gate_api_keys=len(self.keys.ring),
             kvstrata_gate_api_keys_current=not self.keys.problem,

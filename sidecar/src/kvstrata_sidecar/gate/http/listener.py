@@ -33,8 +33,16 @@ class Accepted(asyncio.Protocol):
         """The handshake failed or was cancelled, and the connection is closed."""
 
 
+def peer_of(address: str) -> str:
+    """Return the address for a peer's bounds: of IPv6 its /64, in which one host has as many as it likes."""
+    if ":" not in address or address.startswith("::ffff:"):  # IPv4, on a socket of both
+        return address
+    network = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
+    return socket.inet_ntop(socket.AF_INET6, network + bytes(8))
+
+
 class Listener:
-    """Passes the address of each accepted connection to `accept`, which returns the connection's protocol. The address
+    """Passes the peer of each accepted connection to `accept`, which returns the connection's protocol. The address
     `::` is all of IPv6 and IPv4, or of IPv4 on a host without IPv6."""
 
     def __init__(
@@ -83,7 +91,7 @@ class Listener:
                 return
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._open(accepted, self._accept(address[0]))
+            self._open(accepted, self._accept(peer_of(address[0])))
 
     def _open(self, accepted: socket.socket, connection: Accepted) -> None:
         def opened(task: asyncio.Future[Any]) -> None:

@@ -25,10 +25,10 @@ STATUS_LINES = {
 @dataclass(frozen=True, slots=True)
 class Limits:
     connections: int = 256
-    """Open ones, from accept on."""
+    """Open ones, from the end of their TLS handshake on."""
     connections_per_address: int = 1024
     handshakes: int = 256
-    """Connections before the end of their TLS handshake."""
+    """Those before it, and those that wait at a bound of the others and have not asked."""
     head_bytes: int = 32 * 1024
     headers: int = 100
     target_bytes: int = 2048

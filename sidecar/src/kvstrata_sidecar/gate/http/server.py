@@ -55,8 +55,8 @@ class HttpServer:
     """`allowed_origins` are those of browsers (CORS). With `closing_after_response` every response closes its
     connection: while draining, so that callers move to other pods, and always for ports with one-off requests.
     `serves_probes`: HTTP/1.0 is served, too, as load balancers' probes speak it.
-    `connections` has those from accept on, without those that are turned away; `opening` has, oldest first, those in a
-    TLS handshake, and those that are turned away until they are closed."""
+    `opening` has, oldest first, connections in a TLS handshake, those that wait at a bound and have not asked, and
+    those that are turned away until they are closed; `connections` has all others."""
 
     service: Service
     limits: Limits
@@ -64,7 +64,7 @@ class HttpServer:
     allowed_origins: Collection[bytes] = ()
     closing_after_response: bool = False
     serves_probes: bool = False
-    connections: dict[ServerConnection, None] = field(default_factory=dict)  # in the order of their accept
+    connections: dict[ServerConnection, None] = field(default_factory=dict)
     opening: dict[ServerConnection, None] = field(default_factory=dict)
     _by_address: Amounts = field(default_factory=Amounts)
     _sweeper: asyncio.TimerHandle | None = None
@@ -93,21 +93,16 @@ class HttpServer:
 
     def forget(self, connection: ServerConnection) -> None:
         """End the count of a connection that is closed, or will be at once."""
-        self.connections.pop(connection, None)
         self.opening.pop(connection, None)
-        address, connection.address = connection.address, ""
-        if address:
-            self._by_address.remove(address, 1)
+        if connection in self.connections:
+            del self.connections[connection]
+            self._by_address.remove(connection.address, 1)
 
     def _accept(self, address: str) -> ServerConnection:
         if len(self.opening) >= self.limits.handshakes:
             self._end_handshake()
-        has_room = self._make_room(address)
         connection = ServerConnection(self, address)
-        self._by_address.add(address, 1)
         self.opening[connection] = None
-        if has_room:
-            self.connections[connection] = None
         return connection
 
     def _end_handshake(self) -> None:
@@ -118,31 +113,34 @@ class HttpServer:
         self.forget(victim)
         victim.abort()
 
-    def _make_room(self, address: str) -> bool:
-        """Make room for one connection, if necessary by ending one without a request; False if all serve."""
+    def admit(self, connection: ServerConnection, *, asks: bool) -> None:
+        """Count a connection whose handshake succeeded. At a bound one that `asks` ends another without a request, and
+        one that does not waits. Raises Refusal (503) if all others serve."""
+        address, reason, others = connection.address, "", list[ServerConnection]()
         if self._by_address.of(address) >= self.limits.connections_per_address:
             reason, others = "address", [c for c in self.connections if c.address == address]
         elif len(self.connections) >= self.limits.connections:
             reason, others = "connections", list(self.connections)
-        else:
-            return True
-        self.turned_away[reason] += 1
-        victim = min((c for c in others if not c.serving), key=lambda c: c.patience_left, default=None)
-        if victim is None:
-            return False
-        self.service.refused(victim.request, Refusal(503, Reason.CONNECTIONS, _TOO_MANY))
-        self.forget(victim)
-        victim.abort()
-        return True
+        if reason:
+            victim = min((c for c in others if not c.serving), key=lambda c: c.patience_left, default=None)
+            if victim is not None and not asks:
+                return
+            self.turned_away[reason] += 1
+            refusal = Refusal(503, Reason.CONNECTIONS, "too many connections to this replica", retry_after_s=1)
+            if victim is None:
+                raise refusal
+            self.service.refused(victim.request, refusal)
+            self.forget(victim)
+            victim.abort()
+        del self.opening[connection]
+        self.connections[connection] = None
+        self._by_address.add(address, 1)
 
     def _sweep(self) -> None:
         now = self.loop.time()
-        for connection in [c for c in self.connections if c.deadline <= now]:
+        for connection in [c for c in (*self.connections, *self.opening) if c.deadline <= now]:
             connection.expired()
         self._sweeper = self.loop.call_later(1.0, self._sweep)
-
-
-_TOO_MANY = "too many connections to this replica"
 
 
 class ServerConnection(Accepted):
@@ -158,7 +156,7 @@ class ServerConnection(Accepted):
         super().__init__()
         self.server = server
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
-        self.address = address  # the peer's, while the connection is counted
+        self.address = address
         self.peer = ""
         self.deadline = server.loop.time() + server.limits.head_s
         self.paused = False
@@ -180,10 +178,11 @@ class ServerConnection(Accepted):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        if self not in self.server.connections:
-            self._turn_away()
+        if self not in self.server.opening:  # ended during its handshake
+            self.transport.abort()
             return
-        del self.server.opening[self]
+        if not self._admitted(asks=False):
+            return
         self._parser = httptools.HttpRequestParser(self)
         self.peer = common_name(transport.get_extra_info("peercert") or {})
         self.deadline = self.server.loop.time() + self.server.limits.head_s
@@ -191,14 +190,14 @@ class ServerConnection(Accepted):
     def opening_failed(self) -> None:
         self.server.forget(self)
 
-    def _turn_away(self) -> None:
-        self._lingering = True
-        self._keep_alive = False
-        if self not in self.server.opening:  # ended during its handshake
-            self.transport.abort()
-            return
-        self._complete = True  # no request of it is read
-        self.refuse(Refusal(503, Reason.CONNECTIONS, _TOO_MANY, retry_after_s=1))
+    def _admitted(self, *, asks: bool) -> bool:
+        try:
+            self.server.admit(self, asks=asks)
+        except Refusal as refusal:
+            self._lingering, self._complete, self._keep_alive = True, not asks, False
+            self.refuse(refusal)
+            return False
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
         self.server.forget(self)
@@ -223,7 +222,7 @@ class ServerConnection(Accepted):
             self._exchange.client_resumed()
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering:
+        if self._lingering or (self in self.server.opening and not self._admitted(asks=True)):
             return
         if self.serving:
             # Bytes behind a whole request: no clean answer is possible in the middle of another one.
