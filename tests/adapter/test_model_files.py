@@ -144,6 +144,26 @@ def test_another_directory_behind_a_link_is_a_change_also_if_its_files_are_older
         files.digest(model)
 
 
+@pytest.mark.parametrize("suffixes", [(), (SHARD,)], ids=["folder", "file"])
+@pytest.mark.parametrize("path", ["models/team/model", "here/model", "current"])
+def test_another_folder_on_the_way_is_a_change_also_if_all_in_it_is_older(
+    model: Path, tmp_path: Path, path: str, suffixes: tuple[str, ...]
+) -> None:
+    for place in ("models", "later"):
+        shutil.copytree(model, tmp_path / place / "team" / "model")
+    (tmp_path / "here").symlink_to(tmp_path / "models" / "team")
+    (tmp_path / "current").symlink_to(tmp_path / "here" / "model")
+    files = ModelFiles(settled_s())
+    (tmp_path / "models" / "another").mkdir()
+    (tmp_path / "beside").write_text("other models come and go")
+    assert files.digest(tmp_path / path, suffixes)
+    (tmp_path / "models").rename(tmp_path / "former")
+    (tmp_path / "later").rename(tmp_path / "models")
+    with pytest.raises(FilesChangedError, match="models changed while the engine started"):
+        files.digest(tmp_path / path, suffixes)
+    assert files.digest(tmp_path / path, suffixes, downloaded=True)
+
+
 def test_a_single_file_does_not_change_with_its_neighbours(model: Path) -> None:
     files = ModelFiles(settled_s())
     (model / "another.gguf").write_bytes(b"x")

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 WHOLE_BYTES = 8 << 20
@@ -53,7 +53,8 @@ class ModelFiles:
     def digest(self, directory: Path, suffixes: Sequence[str] = (), *, downloaded: bool = False) -> str:
         """Return 64 hexadecimal digits for all files below `directory`, or for those with one of `suffixes`. Raises
         OSError for a directory without such files and for a file that cannot be read. Raises FilesChangedError, unless
-        they are `downloaded`, if one was written, replaced, renamed or removed too late, or a link to it."""
+        they are `downloaded`, if one was written, replaced, renamed or removed too late, or a link to it, or if a
+        folder on the way was renamed; that is missed if an entry of this folder came or went afterwards."""
         whole = hashlib.sha256()
         found = sorted(_files(directory, tuple(suffixes)))
         if not found:
@@ -67,11 +68,20 @@ class ModelFiles:
             self._require_unchanged({*found, *folders, *(link for path in found for link in _links(path.absolute()))})
         return whole.hexdigest()
 
-    def _require_unchanged(self, paths: Iterable[Path]) -> None:
-        for path in paths:
-            # Each write and rename sets this time, and no caller can set it back.
-            if max(os.lstat(path).st_ctime, os.stat(path).st_ctime) > self._unchanged_since_s:
-                raise FilesChangedError(f"{path} changed while the engine started: restart the pod to reuse blocks")
+    def _require_unchanged(self, paths: Collection[Path]) -> None:
+        # Each write and rename sets this time, and no caller can set it back.
+        changed = [path for path in paths for about in (path.lstat(), path.stat()) if self._is_late(about)]
+        places = {place for path in paths for place in (path.parent.resolve() / path.name, path.resolve())}
+        for folder in {folder for place in places for folder in place.parents}:
+            about = folder.stat()
+            # Entries of others come and go, which sets both times; a rename of the folder sets the former alone.
+            if self._is_late(about) and about.st_ctime_ns != about.st_mtime_ns:
+                changed.append(folder)
+        if changed:
+            raise FilesChangedError(f"{changed[0]} changed while the engine started: restart the pod to reuse blocks")
+
+    def _is_late(self, about: os.stat_result) -> bool:
+        return about.st_ctime > self._unchanged_since_s
 
     def _digest_of(self, path: Path) -> bytes:
         own = hashlib.sha256()
