@@ -142,7 +142,9 @@ def test_a_value_of_a_later_version_is_a_miss_and_stays_for_pods_that_read_it(
     for name in stored(redis_server):
         redis_server.admin().setrange(name, 0, "kvs4")
     before = Books(redis_server, KEYSPACE_A).values()
+    assert driver.lookup(BLOCKS) == [1] * COUNT, "only its content shows the version"
     assert driver.load(BLOCKS)[0] == [0] * COUNT
+    assert driver.lookup(BLOCKS) == [0] * COUNT
     sweep(driver.tier, KEYSPACE_A, audit=True)
     driver.store(BLOCKS)
     assert driver.load(BLOCKS)[0] == [0] * COUNT

@@ -24,7 +24,8 @@ from kvstrata_sidecar.adapter.tier.sealer import Sealer
 class TierDeps(Deps[TierParams, Place]):
     """`terms` are read at the last moment, because work may have waited. `sealer` returns the calling thread's own.
     `usage` has bytes and blocks of scopes when this process last swept them; once in `interval_s` it sweeps all.
-    `written` has the hashes of places that this process wrote a block to, the last 65,536 of them. `token` names it in
+    `written` has the hashes of places that this process wrote a block to, the last 65,536 of them; `unread` has blocks,
+    by keyspace and member, that could not be read just now, as later versions write them. `token` names this process in
     claims and reservations, `jitter` returns a number from 0 to 1."""
 
     topology: Topology
@@ -35,6 +36,7 @@ class TierDeps(Deps[TierParams, Place]):
     full: FullNodes
     usage: Recent[str, tuple[int, int]]
     written: Recent[int, bool]
+    unread: Recent[tuple[str, bytes], bool]
     sealer: Callable[[], Sealer]
     token: bytes
     interval_s: float

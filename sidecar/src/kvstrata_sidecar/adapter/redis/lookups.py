@@ -22,7 +22,7 @@ from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 REMEMBER_S = 10.0
-"""Time for which a chunk is asked for in the pool that had it, and nowhere else."""
+"""Time for which a chunk is asked for in the pool that had it, and nowhere else, and not where it was unreadable."""
 
 HINT_INTERVAL_S = 60.0
 MAX_HINTS = 65_536
@@ -90,6 +90,8 @@ class Lookups:
                     pooled.add(number)
                     keyspaces += pools
             for kept in keyspaces:
+                if self._deps.unread.get((kept, member)):
+                    continue
                 which = block.keyspace, kept, bucket
                 if (sought := buckets.get(which)) is None:
                     sought = buckets[which] = Sought(base_of(self._deps.params.domain, kept, bucket), [], [])

@@ -29,7 +29,7 @@ from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, sizes
-from kvstrata_sidecar.adapter.redis.lookups import Lookups
+from kvstrata_sidecar.adapter.redis.lookups import REMEMBER_S, Lookups
 from kvstrata_sidecar.adapter.redis.placement import Places
 from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
@@ -79,7 +79,7 @@ class Tier(BaseTier[TierDeps, RedisThreads]):
         self._transport = partial(ClusterTransport, tier, topology)
         deps = TierDeps(
             params=params, tier=tier, enforcement=enforcement, topology=topology, counters=counters,
-            terms=terms,
+            terms=terms, unread=Recent(clock, REMEMBER_S),
             ledgers=Ledgers(params.domain, counters.add, clock, window_ms, partial(counters.age, EVICTION)),
             revoked=RevokedSet(params.domain), inbox=Inbox(), full=FullNodes(topology, clock),
             usage=Recent(clock, 2 * sweep_interval_s),
