@@ -154,6 +154,16 @@ def test_patterns_under_all_keys_of_a_request_have_a_bound_together() -> None:
     assert refusal.value.param == "tools[0].function.parameters"
 
 
+@pytest.mark.parametrize("pattern", ["a{1}" * 256, "{" * 1024, "a" * 1022 + "{1"], ids=lambda pattern: pattern[:4])
+def test_patterns_with_repetitions_have_a_bound_by_their_lengths(pattern: str) -> None:
+    """Counting them takes up to half a microsecond a character, on the gate's loop."""
+    most = MAX_WRITTEN_OUT // (4 * 1024)
+    SchemaBudget().take({"items": [{"pattern": pattern}] * most}, "schema")
+    with pytest.raises(Refusal):
+        SchemaBudget().take({"items": [{"pattern": pattern}] * (most + 1)}, "schema")
+    SchemaBudget().take({"items": [{"pattern": "a" * 1024}] * (2 * most)}, "schema")
+
+
 def test_the_structures_of_a_tag_have_a_bound_together() -> None:
     count = MAX_SCHEMAS_BYTES // MAX_SCHEMA_BYTES
     tag = {"type": "structural_tag", "structures": [LARGE] * (count + 1), "triggers": ["<"]}
