@@ -64,6 +64,13 @@ def unpublish(simulation: Simulation) -> None:
         simulation.ack(name)
 
 
+def delete_tier(simulation: Simulation) -> None:
+    """Delete the shared tier, whose servers end first."""
+    simulation.delete("CacheTier", "shared")
+    simulation.step(Key("CacheTier", NAMESPACE, "shared"))
+    assert ("CacheTier", NAMESPACE, "shared") not in simulation.kube.objects
+
+
 def guaranteed(simulation: Simulation) -> dict[str, int | None]:
     """Return what pods are told to keep for the newest content."""
     return {b.tier: b.guaranteed_bytes for b in simulation.bundle().pools["manual"].versions[0].budgets}
@@ -114,7 +121,7 @@ class TestPublishing:
     @pytest.mark.parametrize(
         "elsewhere",
         [
-            lambda simulation: simulation.delete("CacheTier", "shared"),
+            delete_tier,
             lambda simulation: simulation.edit(KIND, "manual", tiers=[{"name": "cpu"}], pinned=None),
         ],
         ids=["deleted", "edited"],

@@ -15,11 +15,13 @@ MANAGED = {"one shard": {}, "three": {"shards": 3}}
 
 
 def made_again(managed: dict[str, Any]) -> Simulation:
-    """A tier at rest that was deleted and is there again; nothing of the first one has been collected yet."""
+    """A tier at rest that was deleted, its finalizer by force, and is there again; nothing of the first one has been
+    collected yet."""
     simulation = Simulation(redis_tier(redis={"managed": managed}))
     simulation.come_to_rest()
     simulation.kube.api._collects = False
     raw = simulation.kube.objects[("CacheTier", NAMESPACE, "shared")]
+    simulation.kube.put({**raw, "metadata": {**raw["metadata"], "finalizers": []}})
     simulation.kube.remove("CacheTier", NAMESPACE, "shared")
     fresh = {"name": "shared", "namespace": NAMESPACE, "uid": "uid-second"}
     simulation.put({**raw, "metadata": fresh, "status": {}})

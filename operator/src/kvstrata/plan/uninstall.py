@@ -8,6 +8,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from kvstrata.plan.kinds import model_deletion
@@ -17,6 +18,7 @@ FINALIZERS = frozenset((FINALIZER, model_deletion.FINALIZER))
 UNPROVEN = {
     POLICY: "cached blocks are not erased, and deleting it writes no receipt",
     MODEL: "its pods serve on, and end with their owner only",
+    CacheTier.INFO.kind: "its servers run on, and end with their owner only",
     CacheInvalidation.INFO.kind: "its erasure is not complete: the remainder is not erased, and no receipt is written",
 }
 """The kinds with finalizers, and the consequence of their removal."""
@@ -90,6 +92,6 @@ def released(held: Collection[HeldObject]) -> str:
 def _advice(one: HeldObject) -> str:
     if one.kind == POLICY:
         return "it is being erased: wait until it is gone" if one.deleting else "deleting it erases its cached blocks"
-    if one.kind == MODEL:
+    if one.kind in (MODEL, CacheTier.INFO.kind):
         return "its pods are ending: wait until it is gone" if one.deleting else "deleting it ends its pods"
     return "its erasure is running: wait until it is complete"

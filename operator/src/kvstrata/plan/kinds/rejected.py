@@ -56,8 +56,8 @@ def plan_in_own_namespace(world: World, operator_namespace: str, key: Key, now: 
 
 
 def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
-    """Report the problem; the last enforced state stays in force. A deleted model is released, because nothing of it
-    can be looked for: its children go by their owner references."""
+    """Report the problem; the last enforced state stays in force. A deleted model or tier is released, because
+    nothing of it can be looked for: its children go by their owner references."""
     found = world.unreadable[key]
     if FINALIZER in found.finalizers:
         return Plan((released(found.finalizers, found.resource_version),))

@@ -21,6 +21,7 @@ from kvstrata.plan.actions import Action, Decision, Plan, ProbeBackend, StatusWr
 from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import guaranteed_bytes
 from kvstrata.plan.conditions import Finding, changes_only, false, kstatus, repeated, true, unknown, write_status
+from kvstrata.plan.kinds.model_deletion import departure, finalizer_due
 from kvstrata.plan.kinds.tier_promises import file_findings, most_used, promises, restores, used_now
 from kvstrata.plan.ownership import (
     foreign_wait_s,
@@ -58,8 +59,13 @@ def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan
     """Return the plan for one tier. A stalled tier keeps its servers. Objects with guarantees affected by it are
     planned next."""
     tier = world.tiers.get(name)
-    if tier is None or tier.metadata.deleting:
+    if tier is None:
         return Plan()
+    if tier.metadata.deleting:
+        cluster = cluster_state(world, tier) if world.domain_id is not None else None
+        return Plan(departure(world, tier, _children(world, ctx, tier, cluster.members) if cluster is not None else ()))
+    if tier.spec.managed is not None and (held := finalizer_due(tier)) is not None:
+        return held
     made = without_children(tier, _plan(world, ctx, tier, now))
     return replace(made, enqueue=(*made.enqueue, *next_in_line(world, name)))
 
