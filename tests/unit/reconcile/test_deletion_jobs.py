@@ -9,7 +9,7 @@ import pytest
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.resources import JOB, NETWORK_POLICY, SECRET
 from kvstrata.model.erasure.facts import JobState
-from kvstrata.objects import names
+from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.delete_job import ORDER_FILE
 from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.reconcile.erasure.jobs import Jobs
@@ -189,6 +189,17 @@ class TestRemoval:
         left = {name for _, where, name in kube.objects if where == WHERE}
         assert left == {names.deletion_job("order-2", "shared", 1)}, "with all that was made for them"
         await jobs.remove(ERASURE)
+
+    async def test_takes_a_secret_that_lost_its_job_and_none_of_others(self, kube: MemoryKube, jobs: Jobs) -> None:
+        await jobs.start(order())
+        kept = kube.objects[SECRET.kind, WHERE, JOB_NAME]
+        kube.remove(JOB.kind, WHERE, JOB_NAME)
+        metadata = {key: kept["metadata"][key] for key in ("name", "namespace", "labels")}
+        others = {**metadata, "name": "others", "labels": {labels.ERASURE: ERASURE}}
+        for one in (metadata, others):
+            kube.put({"apiVersion": "v1", "kind": SECRET.kind, "metadata": one, "data": kept["data"]})
+        await jobs.remove(ERASURE)
+        assert {name for kind, where, name in kube.objects if (kind, where) == (SECRET.kind, WHERE)} == {"others"}
 
     async def test_begins_again_from_nothing_afterwards(self, kube: MemoryKube, jobs: Jobs) -> None:
         first = await jobs.start(order())

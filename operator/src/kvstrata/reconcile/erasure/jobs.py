@@ -77,12 +77,15 @@ class Jobs:
         return None if job is None else await self._run(job, erasure)
 
     async def remove(self, erasure: str) -> None:
-        """Delete every Job of an erasure, with the objects that it owns. Raises KubeError and NotLeadingError."""
-        async for job in self.kube.list(JOB, self._namespace, f"{labels.ERASURE}={erasure}"):
-            with suppress(NameConflictError):
-                require_own(JOB.kind, job, {"labels": labels.of_deletion(erasure)})
-                require_lead(self.may_write)
-                await self.kube.delete(JOB, self._namespace, job["metadata"]["name"], job["metadata"]["uid"])
+        """Delete every Job of an erasure, with the objects that it owns, and Secrets that lost their Job: they hold a
+        tier's password. Raises KubeError and NotLeadingError."""
+        for resource in (JOB, SECRET):
+            async for found in self.kube.list(resource, self._namespace, f"{labels.ERASURE}={erasure}"):
+                with suppress(NameConflictError):
+                    require_own(resource.kind, found, {"labels": labels.of_deletion(erasure)})
+                    require_lead(self.may_write)
+                    metadata = found["metadata"]
+                    await self.kube.delete(resource, self._namespace, metadata["name"], metadata["uid"])
 
     @property
     def _namespace(self) -> str:
