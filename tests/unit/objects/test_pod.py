@@ -86,11 +86,20 @@ def gate_of(limits: dict[str, Any]) -> tuple[Settings, int]:
 
 
 def test_the_limits_of_a_gate_are_its_settings() -> None:
-    names = ("max_body_bytes", "idle_timeout_s", "max_connections", "max_connections_per_address")
+    connections = ("max_connections", "max_connections_per_address", "max_in_flight", "max_in_flight_per_tenant")
+    names = ("max_body_bytes", "idle_timeout_s", *connections, "metrics_tenants")
     defaults = [Settings.__dataclass_fields__[name].default for name in names]
     assert [getattr(gate_of({})[0], name) for name in names] == defaults
-    chosen = {"maxBodyBytes": 65536, "idleTimeout": "5m", "maxConnections": 512, "maxConnectionsPerAddress": 64}
-    assert [getattr(gate_of(chosen)[0], name) for name in names] == [65536, 300.0, 512, 64]
+    chosen = {
+        "maxBodyBytes": 65536,
+        "idleTimeout": "5m",
+        "maxConnections": 512,
+        "maxConnectionsPerAddress": 64,
+        "maxInFlight": 48,
+        "maxInFlightPerTenant": 24,
+        "metricsTenants": 1000,
+    }
+    assert [getattr(gate_of(chosen)[0], name) for name in names] == [65536, 300.0, 512, 64, 48, 24, 1000]
 
 
 @pytest.mark.parametrize(
