@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from kvstrata.clients.kube import KubeError
 from kvstrata.clients.redis.probe import Failure
 from kvstrata.clients.redis.verifier import TierLook
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.model.erasure.evidence import found_again
+from kvstrata.objects.erasure.delete_job import TierDeletion
 from kvstrata.plan.erasure.advance import RETRY_S
+from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.reconcile.erasure.record_store import PREFIX, RecordStore
 from tests.support.objects import NAMESPACE, model
 from tests.support.worlds import finish
@@ -241,6 +244,27 @@ def test_what_only_time_changes_is_told_too() -> None:
 
     run(story, made)
     assert made.server.looks == 0, "servers that are known to be away are not asked"
+
+
+def test_a_job_that_the_api_server_refuses_is_reported_by_its_order_and_made_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = world()
+    said = 'jobs.batch "kvs-delete" is forbidden: exceeded quota: count/jobs.batch'
+
+    async def refused(_: TierDeletion) -> DeletionRun:
+        raise KubeError(403, "Forbidden", said)
+
+    async def story(w: World) -> None:
+        with monkeypatch.context() as refusing:
+            refusing.setattr(w.jobs, "start", refused)
+            order(w.sim)
+            await acked(w)
+            await w.until(lambda: said in w.status.get("message", ""))
+        await w.until(lambda: w.phase == "Complete", turns=120)
+
+    run(story, made)
+    assert made.proven() == ALL
 
 
 def test_a_tier_that_is_removed_meanwhile_is_residue_and_no_proof() -> None:

@@ -78,6 +78,25 @@ def test_a_refused_write_is_reported_by_the_object_that_it_is_for(written: str, 
     assert simulation.condition(*subject, "Stalled")[0] != "True"
 
 
+@pytest.mark.parametrize("subject", [("CacheTier", "shared"), ("CachedModel", "tiny"), ("TenantCachePolicy", "acme")])
+def test_a_refused_finalizer_is_reported_by_its_object(subject: tuple[str, str]) -> None:
+    simulation = Simulation()
+
+    def refuse(verb: str, kind: str, name: str) -> None:
+        if (verb, kind, name) == ("finalizers", *subject):
+            raise KubeError(403, "Forbidden", "a policy of the cluster admits no finalizers")
+
+    simulation.kube.before_write = refuse
+    simulation.put(cpu_tier(), redis_tier(), model(tiers=("cpu", "shared")), policy("acme"))
+    simulation.advance(20)
+    stalled = next(c for c in simulation.status(*subject)["conditions"] if c["type"] == "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "ChildRefused")
+    assert stalled["message"] == "a policy of the cluster admits no finalizers"
+    simulation.kube.before_write = lambda verb, kind, name: None
+    simulation.advance(120)
+    assert simulation.condition(*subject, "Stalled")[0] != "True"
+
+
 def test_where_no_cachedomain_is_admitted_all_that_wait_for_it_say_why() -> None:
     simulation = Simulation()
     said = 'cachedomains.kvstrata.io "default" is forbidden: exceeded quota: count/cachedomains'
