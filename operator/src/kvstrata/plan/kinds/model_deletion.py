@@ -1,8 +1,8 @@
-"""Deletion of a CachedModel or a managed CacheTier: the object stays until what serves it is deleted.
+"""Deletion of a CachedModel or a managed CacheTier: the object stays until its workloads are deleted.
 
-That is a model's Deployment and bundle, and a tier's StatefulSets. Garbage collection does not reach children that lost
-their owner reference: pods would serve on from a bundle that no longer follows any policy, and servers would keep
-blocks that no erasure reaches.
+These are a model's Deployment, with its bundle, and a tier's StatefulSets. Garbage collection does not reach children
+that lost their owner reference: pods would serve on from a bundle that no longer follows any policy, and servers would
+keep blocks that no erasure reaches.
 """
 
 from __future__ import annotations
