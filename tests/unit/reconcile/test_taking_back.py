@@ -9,7 +9,7 @@ import pytest
 
 from kvstrata.objects import names
 from kvstrata.objects.mark import MARK
-from tests.support.objects import NAMESPACE, Raw
+from tests.support.objects import NAMESPACE, Raw, cpu_tier, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.test_foreign_objects import (
     APPLIED,
@@ -83,6 +83,19 @@ def test_a_child_that_loses_its_owner_reference_gets_it_back(kind: str, name: st
     writes = simulation.kube.writes
     simulation.advance(180)
     assert simulation.kube.writes == writes, "something is written at rest"
+
+
+def test_data_keys_get_their_owner_back_with_the_same_keys() -> None:
+    simulation = Simulation(cpu_tier(), redis_tier(encryption="Required"), *OBJECTS[2:])
+    simulation.come_to_rest()
+    kept = {name: raw["data"] for (kind, _, name), raw in simulation.kube.objects.items() if "data-keys" in name}
+    assert any(kept.values())
+    for name in kept:
+        simulation.put(orphaned(live(simulation, "Secret", name)))
+    simulation.advance(2)
+    for name, data in kept.items():
+        assert is_owned(simulation, "Secret", name, DOMAIN)
+        assert live(simulation, "Secret", name)["data"] == data
 
 
 def test_a_restored_namespace_is_taken_back_with_its_keys_and_pods() -> None:

@@ -55,6 +55,8 @@ class Children:
         wanted = missing(domain.memo, domain.children.get(slot), desired, domain.rewritten.get(slot))
         if wanted is None:
             return
+        if kind == "ServiceAccount":
+            wanted = {**wanted, **await self._pull_secrets(key.namespace)}
         try:
             applied = await self._written(key, wanted)
         except KubeError as error:
@@ -69,6 +71,11 @@ class Children:
         else:
             await self._note_rewritten(key, slot, part_of(applied, wanted), changed.lstrip("."))
         self._queue.add_all(self._store.observe(applied))
+
+    async def _pull_secrets(self, namespace: str) -> dict[str, Any]:
+        """Return the field of the namespace's default account, which pods with another account do not use."""
+        default = await self._kube.get(BY_KIND["ServiceAccount"], namespace, "default") or {}
+        return {name: value for name, value in default.items() if name == "imagePullSecrets" and value}
 
     async def _note_rewritten(self, key: Key, slot: tuple[str, str], fields: Mapping[str, Any], changed: str) -> None:
         """Take a child as the API server answers it: a webhook that rewrites it would do so again at every write."""
