@@ -41,6 +41,16 @@ def test_a_server_certificate_names_its_hosts_and_nothing_else(authority: pki.Ke
     certificate.verify_directly_issued_by(_load(authority))
 
 
+def test_an_authority_with_the_key_of_another_issues_nothing(authority: pki.KeyPair) -> None:
+    """Nothing that it issues would be trusted, and servers would have it in place of certificates that are."""
+    other = pki.create_authority("kvstrata", NOW, pki.generate_key())
+    mixed = pki.KeyPair(authority.certificate_pem, other.key_pem)
+    with pytest.raises(ValueError, match="does not belong"):
+        pki.issue_client(mixed, "kvstrata-operator", NOW, pki.generate_key())
+    with pytest.raises(ValueError, match="does not belong"):
+        pki.issue_server(mixed, ["localhost"], NOW, pki.generate_key())
+
+
 def test_a_client_certificate_cannot_serve(authority: pki.KeyPair) -> None:
     certificate = _load(pki.issue_client(authority, "kvstrata-operator", NOW, pki.generate_key()))
     usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -128,6 +129,22 @@ async def test_wrapped_keys_are_not_written_into_a_secret_of_others() -> None:
     with pytest.raises(CustodyError, match="NameConflict"):
         await wrapped.remove()
     assert kept()
+
+
+@pytest.mark.parametrize("changed", [names.CERTIFICATE_KEY, names.PRIVATE_KEY_KEY])
+@pytest.mark.parametrize("with_another", [True, False], ids=["of another pair", "no PEM"])
+async def test_an_authority_that_issues_nothing_ends_the_start_by_name(*, changed: str, with_another: bool) -> None:
+    kube, others = MemoryKube(), MemoryKube()
+    for one in (kube, others):
+        await SecretStore(one, WHERE, secrets.token_bytes, lambda: NOW).open()
+    stored, other = (one.objects[SECRET.kind, WHERE, AUTHORITY_SECRET] for one in (kube, others))
+    replaced = other["data"][changed] if with_another else base64.b64encode(b"none").decode()
+    kube.put({**stored, "data": {**stored["data"], changed: replaced}})
+    written, again = kube.writes, SecretStore(kube, WHERE, secrets.token_bytes, lambda: NOW)
+    with pytest.raises(ValueError, match=f"Secret {AUTHORITY_SECRET} of namespace {WHERE}: .*put back the pair"):
+        await again.open()
+    assert not again.is_open
+    assert kube.writes == written
 
 
 async def test_an_authority_of_others_ends_the_start_by_name() -> None:

@@ -174,7 +174,10 @@ def _issue(
     )
     if alternatives is not None:
         builder = builder.add_extension(alternatives, critical=False)
-    return KeyPair(_pem(builder.sign(issuer_key, hashes.SHA256())), _key_pem(key))
+    issued = builder.sign(issuer_key, hashes.SHA256())
+    if not _is_issued_by(issued, authority.certificate_pem):
+        raise ValueError("the authority's key does not belong to its certificate")
+    return KeyPair(_pem(issued), _key_pem(key))
 
 
 def _certificate(

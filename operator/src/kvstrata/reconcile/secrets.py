@@ -65,7 +65,8 @@ class SecretStore:
         return mark.derive_key(self.authority.key_pem)
 
     async def open(self) -> pki.KeyPair:
-        """Read the operator's authority, or create it; return a client certificate for gates."""
+        """Read the operator's authority, or create it; return a client certificate for gates. Raises KubeError, and
+        ValueError for an authority that issues none, before anything is issued by it."""
         stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET)
         if stored is None:
             pair = pki.create_authority("kvstrata", self._now(), pki.generate_key())
@@ -85,8 +86,14 @@ class SecretStore:
             raise NameConflictError(SECRET.kind, AUTHORITY_SECRET)
         mark = (metadata.get("annotations") or {}).get(labels.INSTALLATION) or metadata.get("uid")
         self.installation_uid = digest([mark, self._namespace])[:32]
-        self._authority = pki.KeyPair(values[names.CERTIFICATE_KEY], values[names.PRIVATE_KEY_KEY])
-        return pki.issue_client(self._authority, OPERATOR_COMMON_NAME, self._now(), pki.generate_key())
+        authority = pki.KeyPair(values[names.CERTIFICATE_KEY], values[names.PRIVATE_KEY_KEY])
+        try:
+            client = pki.issue_client(authority, OPERATOR_COMMON_NAME, self._now(), pki.generate_key())
+        except ValueError as error:
+            where = f"Secret {AUTHORITY_SECRET} of namespace {self._namespace}"
+            raise ValueError(f"{where}: {error}; put back the pair that was in use") from error
+        self._authority = authority
+        return client
 
     def observe(self, domain: DomainStore, raw: Mapping[str, Any]) -> None:
         """Record a Secret of the operator, unless a newer version or deletion is known. One without owner and without a
