@@ -46,7 +46,7 @@ def test_its_pod_is_as_restricted_as_the_operators_and_none_of_the_operators() -
 def test_it_may_change_objects_only_when_it_is_to_release_them() -> None:
     for values, verbs in (({}, ["list"]), (VALUES, ["list", "patch"])):
         rule, domains, status = hook(values)["ClusterRole", f"{NAME}-{NAMESPACE}"]["rules"]
-        held = ["cachedmodels", "cacheinvalidations", "tenantcachepolicies"]
+        held = ["cachedmodels", "cacheinvalidations", "cachetiers", "tenantcachepolicies"]
         assert (rule["resources"], rule["verbs"]) == (held, verbs)
         assert (domains["resources"], domains["verbs"]) == (["cachedomains"], ["list"])
         assert (status["resources"], status["verbs"]) == (["cachedomains/status"], ["patch"])
