@@ -52,6 +52,21 @@ def test_a_model_becomes_ready_and_nothing_is_written_at_rest(change: Callable[[
     assert simulation.kube.objects["Deployment", NAMESPACE, "kvs-tiny"]["metadata"]["resourceVersion"] == version
 
 
+@pytest.mark.parametrize("change", [inject, rewrite])
+def test_an_operator_that_starts_again_rolls_nothing(change: Callable[[PodSpec], None]) -> None:
+    simulation = admitted_with(change)
+    slot = "Deployment", NAMESPACE, "kvs-tiny"
+    before = simulation.kube.objects[slot]
+    simulation.restart()
+    simulation.advance(60)
+    simulation.come_to_rest()
+    after = simulation.kube.objects[slot]
+    assert (after["spec"], after["metadata"]["generation"]) == (before["spec"], before["metadata"]["generation"])
+    writes = simulation.kube.writes
+    simulation.advance(3600)
+    assert simulation.kube.writes == writes, "something is written at rest"
+
+
 def test_what_was_rewritten_is_an_event_of_the_owner() -> None:
     simulation = admitted_with(rewrite)
     events = [one for (kind, _, _), one in simulation.kube.objects.items() if kind == "Event"]
