@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, model
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.test_foreign_objects import live
+from tests.unit.reconcile.test_taking_back import orphaned
 
 ACCOUNT = ("ServiceAccount", "kvs-tiny")
 
@@ -33,6 +34,16 @@ def test_an_account_that_is_made_again_follows_the_default_one() -> None:
     simulation.delete(*ACCOUNT)
     simulation.advance(5)
     assert live(simulation, *ACCOUNT)["imagePullSecrets"] == [{"name": "other"}, {"name": "third"}]
+
+
+def test_such_an_account_that_loses_its_owner_is_taken_back() -> None:
+    simulation = Simulation(default_account("registry"), cpu_tier(), model(tiers=("cpu",)))
+    simulation.come_to_rest()
+    before = live(simulation, *ACCOUNT)
+    simulation.put(orphaned(before))
+    simulation.advance(2)
+    assert live(simulation, *ACCOUNT)["metadata"]["ownerReferences"] == before["metadata"]["ownerReferences"]
+    assert live(simulation, *ACCOUNT)["imagePullSecrets"] == [{"name": "registry"}]
 
 
 def test_without_a_default_account_or_its_pull_secrets_there_are_none() -> None:

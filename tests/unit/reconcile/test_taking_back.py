@@ -23,6 +23,7 @@ from tests.unit.reconcile.test_foreign_objects import (
     live,
     owners,
 )
+from tests.unit.reconcile.test_webhooks import admitted_with, inject, rewrite
 
 EVERY = (*APPLIED, *SECRETS)
 LOST = ("uid", "resourceVersion", "ownerReferences", "managedFields", "creationTimestamp", "generation")
@@ -96,6 +97,24 @@ def test_data_keys_get_their_owner_back_with_the_same_keys() -> None:
     for name, data in kept.items():
         assert is_owned(simulation, "Secret", name, DOMAIN)
         assert live(simulation, "Secret", name)["data"] == data
+
+
+@pytest.mark.parametrize("change", [inject, rewrite])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_children_that_a_webhook_changes_are_taken_back_too(change: Any, *, restarted: bool) -> None:
+    simulation = admitted_with(change)
+    for kind, name, owner in (("Deployment", "kvs-tiny", MODEL), ("StatefulSet", "kvs-shared-redis-0", TIER)):
+        before = live(simulation, kind, name)
+        simulation.put(orphaned(before))
+        if restarted:
+            simulation.restart()
+        simulation.advance(2)
+        assert is_owned(simulation, kind, name, owner)
+        assert live(simulation, kind, name)["spec"] == before["spec"]
+    simulation.come_to_rest()
+    writes = simulation.kube.writes
+    simulation.advance(180)
+    assert simulation.kube.writes == writes, "something is written at rest"
 
 
 def test_a_restored_namespace_is_taken_back_with_its_keys_and_pods() -> None:

@@ -15,6 +15,7 @@ from kvstrata.api.reasons import InvalidationReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND, SERVICE_MONITOR
 from kvstrata.model.refs import FIELD_MANAGER_PREFIX, Key
+from kvstrata.objects import mark
 from kvstrata.objects.applied import difference, missing, part_of
 from kvstrata.plan.actions import Create, ReadForeign, Remove, SetFinalizers
 from kvstrata.plan.ownership import has_our_label
@@ -55,8 +56,6 @@ class Children:
         wanted = missing(domain.memo, domain.children.get(slot), desired, domain.rewritten.get(slot))
         if wanted is None:
             return
-        if kind == "ServiceAccount":
-            wanted = {**wanted, **await self._pull_secrets(key.namespace)}
         try:
             applied = await self._written(key, wanted)
         except KubeError as error:
@@ -66,20 +65,28 @@ class Children:
                 raise ChildRefusedError(kind, name, error) from error
             raise
         metrics.WRITES.labels(kind, "apply").inc()
-        if (changed := difference(applied, wanted)) == "":
+        self._queue.add_all(self._store.observe(applied))
+        if difference(applied, wanted) == "":
             domain.rewritten.pop(slot, None)
         else:
-            await self._note_rewritten(key, slot, part_of(applied, wanted), changed.lstrip("."))
-        self._queue.add_all(self._store.observe(applied))
+            await self._note_rewritten(key, wanted, applied)
 
     async def _pull_secrets(self, namespace: str) -> dict[str, Any]:
         """Return the field of the namespace's default account, which pods with another account do not use."""
         default = await self._kube.get(BY_KIND["ServiceAccount"], namespace, "default") or {}
         return {name: value for name, value in default.items() if name == "imagePullSecrets" and value}
 
-    async def _note_rewritten(self, key: Key, slot: tuple[str, str], fields: Mapping[str, Any], changed: str) -> None:
-        """Take a child as the API server answers it: a webhook that rewrites it would do so again at every write."""
-        domain = self._store.domain(key.namespace)
+    async def _note_rewritten(self, key: Key, wanted: Mapping[str, Any], applied: Mapping[str, Any]) -> None:
+        """Take a child as the API server answers it: a webhook that rewrites it would do so again at every write. Its
+        mark becomes one of that content."""
+        slot, domain, changed = _slot(wanted), self._store.domain(key.namespace), difference(applied, wanted)
+        if domain.mark_key:
+            own = mark.marked(domain.mark_key, part_of(applied, wanted))["metadata"]["annotations"][mark.MARK]
+            annotations = {**wanted["metadata"]["annotations"], mark.MARK: own}
+            again = {**wanted, "metadata": {**wanted["metadata"], "annotations": annotations}}
+            applied = await self._written(key, again)
+            self._queue.add_all(self._store.observe(applied))
+        fields, changed = part_of(applied, wanted), changed.lstrip(".")
         if domain.rewritten.get(slot) == fields:
             return
         domain.rewritten[slot] = fields
@@ -93,12 +100,13 @@ class Children:
         (kind, name), domain = _slot(wanted), self._store.domain(key.namespace)
         resource, manager = BY_KIND[kind], f"{FIELD_MANAGER_PREFIX}-{key.kind.lower()}"
         known, owner = domain.children.get((kind, name)), _owner(wanted)
+        sent = {**wanted, **await self._pull_secrets(key.namespace)} if kind == "ServiceAccount" else wanted
         self._may_write()
         if known is not None:
             known = await claimed(self._kube, domain, owner, known, wanted)
         try:
             return await self._kube.apply(
-                resource, key.namespace, wanted, manager, known["metadata"]["uid"] if known else None
+                resource, key.namespace, sent, manager, known["metadata"]["uid"] if known else None
             )
         except KubeError as error:
             if not error.is_conflict:
@@ -110,7 +118,7 @@ class Children:
             self._may_write()
             known = await claimed(self._kube, domain, owner, found, wanted)
         return await self._kube.apply(
-            resource, key.namespace, wanted, manager, known["metadata"]["uid"] if known else None
+            resource, key.namespace, sent, manager, known["metadata"]["uid"] if known else None
         )
 
     async def remove(self, key: Key, order: Remove) -> None:
