@@ -192,11 +192,34 @@ def test_only_a_cause_that_nothing_removes_by_itself_is_lasting(status: dict[str
     assert found.lasting is lasting
 
 
-def test_a_container_that_ends_five_times_is_not_expected_to_run_by_itself() -> None:
-    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "cannot reach the hub"}}
-    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
-    found = [of_status(container(waiting, lastState=ended, restartCount=count)) for count in (4, 5)]
-    assert [one is not None and one.lasting for one in found] == [False, True]
+def ended(at: int, ran_s: int) -> dict[str, Any]:
+    """The last run of a container, which ended `at` seconds after an hour."""
+    began, end = (f"2026-01-01T{10 + at // 3600:02}:{at // 60 % 60:02}:{at % 60:02}Z" for at in (at - ran_s, at))
+    found = {"exitCode": 1, "reason": "Error", "message": "cannot reach the hub"}
+    return {"terminated": {**found, "startedAt": began, "finishedAt": end}}
+
+
+def lasting(state: dict[str, Any], last: dict[str, Any], count: int) -> bool | None:
+    found = of_status(container(state, lastState=last, restartCount=count, started=False, ready=False))
+    return found.lasting if found is not None else None
+
+
+@pytest.mark.parametrize("count", [3, 50])
+def test_a_container_is_not_expected_to_run_by_the_pause_before_its_start_and_not_by_its_whole_life(count: int) -> None:
+    def pausing(text: str) -> dict[str, Any]:
+        return {"waiting": {"reason": "CrashLoopBackOff", "message": f"back-off {text} restarting failed container=x"}}
+
+    texts = ("10s", "1m20s", "2m40s", "5m0s")
+    assert [lasting(pausing(text), ended(1800, 20), count) for text in texts] == [False, False, True, True]
+    again = {"running": {"startedAt": "2026-01-01T10:32:40Z"}}
+    assert lasting(again, ended(1800, 20), count), "nothing changes while it runs once more"
+    assert lasting(again, ended(1950, 20), count) is False, "a short pause"
+
+
+def test_the_first_end_of_an_old_container_is_no_trouble() -> None:
+    again = {"running": {"startedAt": "2026-01-01T10:00:01Z"}}
+    assert lasting(again, ended(0, 20), 7) is False
+    assert lasting(again, ended(0, 3600), 7) is None
 
 
 @pytest.mark.parametrize(

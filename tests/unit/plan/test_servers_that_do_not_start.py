@@ -156,3 +156,18 @@ def test_a_tier_without_room_is_stalled_after_ten_minutes() -> None:
     simulation.advance(600)
     assert simulation.condition("CacheTier", "shared", "Stalled") == ("True", "ServersDoNotStart")
     assert "Insufficient memory" in message(simulation, "Stalled")
+
+
+def test_the_ten_minutes_count_from_the_trouble_of_a_pod_and_not_from_another_reason() -> None:
+    simulation = Simulation(redis_tier())
+    simulation.backends_up = False
+    simulation.advance(1200)
+    assert simulation.condition("CacheTier", "shared", "Ready") == ("False", "Unreachable")
+    at = simulation.now.isoformat().replace("+00:00", "Z")
+    full = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available: 1 Insufficient memory."}
+    simulation.put(server_pod("kvs-shared-redis-0-0", conditions=[{**full, "lastTransitionTime": at}]))
+    simulation.advance(60)
+    assert simulation.condition("CacheTier", "shared", "Reconciling") == ("True", "ServersDoNotStart")
+    assert simulation.condition("CacheTier", "shared", "Stalled") == ("", "")
+    simulation.advance(600)
+    assert simulation.condition("CacheTier", "shared", "Stalled") == ("True", "ServersDoNotStart")

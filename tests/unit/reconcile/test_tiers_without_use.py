@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from kvstrata.contract.messages.adapter import TierState
 from kvstrata.contract.receipt.residue import Residue
-from tests.support.objects import Raw, cpu_tier, domain, model, pod, policy, redis_tier, server_pod
+from kvstrata.plan.redis.cluster import never_used, was_formed
+from tests.support.objects import NAMESPACE, Raw, cpu_tier, domain, model, pod, policy, redis_tier, server_pod
 from tests.support.server_answers import NO_PODS
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.deletions import ALL, POLICY, acked_until, delete_namespace, gone, left, residue, run, world
@@ -46,6 +48,27 @@ def test_a_policy_goes_although_a_tier_never_had_a_server(redis: Any, pods: int)
     (facts,) = made.chain.issued
     assert facts.tiers == ()
     assert Residue.TIER_LOST not in residue(facts)
+
+
+@pytest.mark.parametrize("evidence", ["answered", "vanished", "stored"])
+def test_a_tier_that_was_never_reported_as_formed_and_of_which_a_server_ran_is_not_one_that_held_nothing(
+    evidence: str,
+) -> None:
+    sim = never_served(redis_tier("never", redis={"managed": {}}), pods=1).sim
+    tier, name = sim.world.tiers["never"], "kvs-never-redis-0-0"
+    assert never_used(sim.world, tier)
+    if evidence == "answered":
+        raw = sim.kube.objects["CacheTier", NAMESPACE, "never"]
+        sim.put({**raw, "status": {**raw["status"], "shardsReady": 1}})
+    elif evidence == "vanished":
+        sim.put(server_pod(name, "never", containerStatuses=[RUNNING]))
+        sim.settle()
+        sim.delete("Pod", name)
+    else:
+        sim.ack("pod-0", tiers=(TierState("never", "Redis", "open", stored=1),))
+    tier = sim.world.tiers["never"]
+    assert not was_formed(tier)
+    assert not never_used(sim.world, tier)
 
 
 def test_a_namespace_whose_tenants_never_cached_anything_goes_with_receipts_without_residue() -> None:

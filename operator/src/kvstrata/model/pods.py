@@ -20,11 +20,12 @@ from kvstrata.model.redis.external import ExternalReport
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Why a pod does not come up: a reason of the API, and a sentence that stays the same while that holds. `lasting`:
-    it does not end by itself, so a person must act."""
+    it does not end by itself, so a person must act. `since`: since when the pod does not run, if known."""
 
     reason: str
     message: str
     lasting: bool = False
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,12 @@ MAX_WORDS = 300
 STEADY_RESTARTS = 2
 """The first restart is immediate and needs no help; a container that runs again after more is still in trouble."""
 
-LASTING_RESTARTS = 5
-"""Restarts, over five minutes or more, after which a container is not expected to run by itself."""
+LASTING_PAUSE_S = 150.0
+"""A pause of the kubelet before a start after which a container is not expected to run by itself. The kubelet reaches
+it after five quick ends; a pod's count of restarts covers its whole life."""
+
+STEADY_RUN_S = 600.0
+"""After a run that long the kubelet starts a container without a pause, and an end counts as the first."""
 
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -58,6 +62,7 @@ _PASSING = re.compile(
     r"calling webhook|timed? ?out|looking up service account|connection|leader changed", re.IGNORECASE
 )
 """Refusals by parts of the cluster that are away, or of an object that is about to be created."""
+_PAUSE = re.compile(r"back-off (?:(\d+)m)?(\d+)s\b")
 _PREEMPTION = re.compile(r"[.,] (?:no new claims to deallocate, )?preemption: .*", re.DOTALL)
 
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[^\S ]|[\x00-\x1f\x7f]")
@@ -154,13 +159,16 @@ def _of_container(container: Mapping[str, Any]) -> Trouble | None:
         why = next((why for sign, why in _WHY_NOT_PULLED if sign.search(text)), _CHECK_ALL)
         message = f"the image {image} of container {name} cannot be pulled: {why}"
         return Trouble(Reason.IMAGE_NOT_PULLED, message, lasting=why not in (_NO_HOST, _CHECK_ALL))
-    ended = (container.get("lastState") or {}).get("terminated")
+    ended, running = (container.get("lastState") or {}).get("terminated") or {}, state.get("running") or {}
     restarts = "running" in state and not container.get("started") and not container.get("ready")
-    count = int(container.get("restartCount") or 0)
-    if ended and ((restarts and count >= STEADY_RESTARTS) or reason == "CrashLoopBackOff"):
+    restarts = restarts and int(container.get("restartCount") or 0) >= STEADY_RESTARTS
+    steady = _between_s(ended.get("startedAt"), ended.get("finishedAt")) >= STEADY_RUN_S
+    if ended and ((restarts and not steady) or reason == "CrashLoopBackOff"):
         how = f"{ended.get('reason') or 'Error'}, exit code {ended.get('exitCode')}"
         why = last_error(ended.get("message")) or f"see kubectl logs --previous -c {name}"
-        more, lasting = "", count >= LASTING_RESTARTS
+        pause = _PAUSE.search(waiting.get("message") or "")
+        paused_s = _between_s(ended.get("finishedAt"), running.get("startedAt"))
+        more, lasting = "", (60 * int(pause[1] or 0) + int(pause[2]) if pause else paused_s) >= LASTING_PAUSE_S
         if ended.get("reason") == "OOMKilled":
             more = "; raise its memory limit"
         elif name == "engine" and "unrecognized arguments" in why:
@@ -172,6 +180,10 @@ def _of_container(container: Mapping[str, Any]) -> Trouble | None:
         message = f"container {name} is not started, {reason}: {quoted(waiting.get('message'))}"
         return Trouble(Reason.CONTAINER_NOT_STARTED, message, lasting=reason == "CreateContainerConfigError")
     return None
+
+
+def _between_s(began: str | None, ended: str | None) -> float:
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds() if began and ended else 0.0
 
 
 def _of_volume(message: str, secrets: Mapping[str, str]) -> Trouble:

@@ -130,12 +130,20 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
         starting=bool(containers) and not any(container.get("started") for container in containers),
         trouble=found.message if found is not None else "",
         lasting=found is not None and found.lasting,
+        down_since=_down_since(status),
         ever_ran=any(map(_ever_ran, containers)),
         ended=_finished(list(containers), deleting=False),
         made_for_bytes=_made_for_bytes(spec),
         ends_by=_moment(metadata.get("deletionTimestamp")),
         controller=next(iter(controllers(raw)), ""),
     )
+
+
+def _down_since(status: Mapping[str, Any]) -> datetime | None:
+    """Return since when a pod is not ready, or not scheduled."""
+    conditions = (one for one in status.get("conditions") or () if one.get("status") == "False")
+    named = (one.get("lastTransitionTime") for one in conditions if one.get("type") in ("PodScheduled", "Ready"))
+    return max((moment for one in named if (moment := _moment(one))), default=None)
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -22,10 +22,10 @@ class ServerPod:
     `shard` and `ordinal` come from its name, `revision` is its template, `started` counts earlier starts of its
     container (a restarted server has a new identity and no data). `starting`: the newest start has not answered the
     kubelet yet. `trouble` is why it does not start, by Kubernetes and the container; empty if nothing is known.
-    `lasting`: that does not end by itself. `ever_ran`: the kubelet reported its container as running or ended.
-    `ended`: it reported every container as ended.
-    `made_for_bytes` is the memory that its server is started with; 0 if unknown. `ends_by` is the end of the grace
-    period of a pod under deletion. `controller` is the UID of its StatefulSet, empty if unknown.
+    `lasting`: that does not end by itself. `down_since`: since when it does not run. `ever_ran`: the kubelet reported
+    its container as running or ended. `ended`: it reported every container as ended. `made_for_bytes` is the memory
+    that its server is started with; 0 if unknown. `ends_by` is the end of the grace period of a pod under deletion.
+    `controller` is the UID of its StatefulSet, empty if unknown.
     """
 
     name: str
@@ -41,6 +41,7 @@ class ServerPod:
     starting: bool = False
     trouble: str = ""
     lasting: bool = False
+    down_since: datetime | None = None
     ever_ran: bool = False
     ended: bool = False
     made_for_bytes: int = 0

@@ -234,7 +234,7 @@ def _readiness(
 
 def _stalled(world: World, tier: CacheTier, pending: Decision | None, now: datetime) -> Decision | None:
     """Return the decision about servers that do not start by themselves: for a lasting cause at once, for any other
-    after ten minutes. Before events were read again, a new leader repeats the last one."""
+    after ten minutes of not running. Before events were read again, a new leader repeats the last one."""
     trouble, ready = hindrance(world, tier), tier.status.condition(ConditionType.READY)
     if pending is None or tier.spec.managed is None or ready is None:
         return None
@@ -242,7 +242,8 @@ def _stalled(world: World, tier: CacheTier, pending: Decision | None, now: datet
     if trouble is None:
         repeats = unread and tier.status.is_true(ConditionType.STALLED) and ready.reason == pending.reason
         return pending if repeats and pending.reason == TierReason.SERVERS_DO_NOT_START else None
-    waited_s = (now - ready.last_transition_time).total_seconds() if ready.status == "False" else 0.0
+    since = max(ready.last_transition_time, trouble.since or ready.last_transition_time)
+    waited_s = (now - since).total_seconds() if ready.status == "False" else 0.0
     if trouble.lasting or waited_s >= STALLED_AFTER_S:
         return Decision(trouble.reason, pending.message)
     return None

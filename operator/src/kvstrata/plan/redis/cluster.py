@@ -66,11 +66,12 @@ def hindrance(world: World, tier: CacheTier) -> Trouble | None:
     asked = requested(shard["spec"]["template"], first.trouble) if shard is not None else ""
     size = f". {asked}: lower spec.capacity, raise redis.managed.shards, or add a node" if asked else ""
     more = f" ({len(hindered) - 1} more do not come up)" if len(hindered) > 1 else ""
-    return _about(first.name, f"{first.trouble}{size}{more}", first.lasting)
+    since = min((pod.down_since for pod in hindered if pod.down_since is not None), default=None)
+    return _about(first.name, f"{first.trouble}{size}{more}", first.lasting, since)
 
 
-def _about(name: str, message: str, lasting: bool) -> Trouble:
-    return Trouble(TierReason.SERVERS_DO_NOT_START, f"{name}: {message}", lasting)
+def _about(name: str, message: str, lasting: bool, since: datetime | None = None) -> Trouble:
+    return Trouble(TierReason.SERVERS_DO_NOT_START, f"{name}: {message}", lasting, since)
 
 
 def without_pods(world: World, tier: CacheTier) -> list[Mapping[str, Any]]:
@@ -267,13 +268,15 @@ def was_formed(tier: CacheTier) -> bool:
 
 
 def never_used(world: World, tier: CacheTier) -> bool:
-    """Whether no pod can have stored a block in a Redis tier: none of a managed one's servers ever ran, or no pod did
-    since it was created; or no server of an external one ever passed the checks, so that no bundle names it."""
+    """Whether no pod can have stored a block in a Redis tier: no report shows that a server of a managed one ran, or no
+    pod did since it was created; or no server of an external one ever passed the checks, so that no bundle names it."""
+    reports = [one for answer in world.states.values() for one in answer.state.tiers if one.name == tier.name]
     if tier.spec.managed is not None:
-        unformed = not was_formed(tier) and not any(pod.ever_ran for pod in server_pods(world, tier))
-        return unformed or tier.uid in world.ending.untouched
-    named = (one.name for answer in world.states.values() for one in answer.state.tiers)
-    return in_force(tier) is None and tier.name not in named
+        ran = any(pod.ever_ran for pod in server_pods(world, tier)) or world.lost_servers.get(tier.name)
+        answered = was_formed(tier) or tier.status.is_true(ConditionType.BACKEND_REACHABLE) or tier.status.shards_ready
+        used = any(one.stored or one.loaded for one in reports)
+        return not (ran or answered or used) or tier.uid in world.ending.untouched
+    return in_force(tier) is None and not reports
 
 
 def holds_anything(tier: CacheTier) -> bool:
