@@ -97,6 +97,24 @@ async def test_a_server_that_is_not_allowed_gets_no_connection_and_no_password_i
     assert not isinstance(await ping(server, Access("secret", None, allowed=allowed)), Failure)
 
 
+async def test_each_address_of_a_name_is_tried_until_one_answers(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = socket.getaddrinfo
+
+    def twice(host: str, *rest: Any, **more: Any) -> Any:
+        places = ("127.0.0.3", "127.0.0.1") if host == "localhost" else (host,)
+        return [one for place in places for one in found(place, *rest, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", twice)
+    here = AllowedServers(networks=(ip_network("127.0.0.0/8"),))
+    assert not isinstance(await ping(server, Access(None, None, allowed=here)), Failure)
+    assert server.connections == 1
+    refused = await ping(server, Access(None, None, allowed=AllowedServers(networks=(LOOPBACK,))))
+    assert isinstance(refused, Failure)
+    assert (refused.reason, server.connections) == ("AddressNotAllowed", 1), "each address has to be allowed"
+
+
 async def test_a_server_that_a_cluster_names_is_checked_too(server: Server) -> None:
     server.named = b"127.0.0.2"
     allowed = AllowedServers(networks=(LOOPBACK,))
@@ -105,6 +123,17 @@ async def test_a_server_that_a_cluster_names_is_checked_too(server: Server) -> N
     report = await check_external(endpoint, "127.0.0.1", access, "demo", cluster=True, limit=asyncio.Semaphore(4))
     assert [(one.address, one.reason) for one in report.servers] == [(f"127.0.0.2:{server.port}", "AddressNotAllowed")]
     assert server.connections == 1
+
+
+@pytest.mark.parametrize("named", [b"127.0.0.2", b"no-such-host.invalid"])
+async def test_a_status_shows_no_network_by_the_servers_that_a_cluster_names(server: Server, named: bytes) -> None:
+    server.named = named
+    access = Access(None, None, allowed=AllowedServers((named.decode(),), networks=(ip_network("127.0.0.0/8"),)))
+    endpoint = f"127.0.0.1:{server.port}"
+    report = await check_external(endpoint, "127.0.0.1", access, "demo", cluster=True, limit=asyncio.Semaphore(4))
+    ((reason, message),) = [(one.reason, one.message) for one in report.servers]
+    shown = f"{named.decode()}:{server.port}, which the cluster names, does not answer the operator as Redis"
+    assert (reason, message) == ("Unreachable", f"{shown}: the operator's log has more")
 
 
 def settings(**more: str) -> Settings:

@@ -24,12 +24,12 @@ class AllowedServers:
     reserved: frozenset[str] = frozenset()
     plain_passwords: bool = False
 
-    async def resolved(self, host: str, port: int) -> str | None:
-        """Return an address of `host` to connect to, None if one of its addresses is not allowed. Raises OSError."""
+    async def resolved(self, host: str, port: int) -> list[str]:
+        """Return the addresses of `host` to connect to; none if one of them is not allowed. Raises OSError."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(place[0]) for *_, place in found]
-        return addresses[0] if self.allows(host, addresses) else None
+        addresses = list(dict.fromkeys(str(place[0]) for *_, place in found))
+        return addresses if self.allows(host, addresses) else []
 
     def allows(self, host: str, addresses: Iterable[str]) -> bool:
         """Whether a connection to `host`, which has these addresses, is allowed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from kvstrata.clients.redis.probe import Access, Failure, number, sentence_of
 from kvstrata.contract.store.redis_keys import probe_key
 from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.redis.external import ExternalReport, ServerFacts
+
+log = logging.getLogger(__name__)
 
 MAX_PRIMARIES = 1000
 AT_ONCE = 8
@@ -55,7 +58,8 @@ async def check_external(
     async def examine(address: str, proves: str) -> tuple[ServerFacts, Any]:
         replies = await probe.ask(address, access, ask_all, server_name=proves, timeout_s=timeout_s)
         if isinstance(replies, Failure):
-            return ServerFacts(address, reachable=False, reason=str(replies.reason), message=replies.message), None
+            found = replies if address == endpoint else _coarse(address, replies)
+            return ServerFacts(address, reachable=False, reason=str(found.reason), message=found.message), None
         answers = dict(zip(questions, replies, strict=True))
         return _facts(address, answers, cluster), answers[SLOT_MAP]
 
@@ -76,6 +80,18 @@ async def check_external(
     facts = await asyncio.gather(*(examined(primary) for primary in primaries))
     servers = tuple(replace(found, slots=slots) for found, slots in zip(facts, primaries.values(), strict=True))
     return ExternalReport(servers or (first,), mapped=True)
+
+
+_OF_REDIS = (TierReason.WRONG_PASSWORD, TierReason.PASSWORD_REQUIRED, TierReason.NO_PERMISSION, TierReason.LOADING)
+
+
+def _coarse(address: str, failure: Failure) -> Failure:
+    """Return the failure of a server that another one names, with the network around the operator left to its log."""
+    if failure.reason in (TierReason.ADDRESS_NOT_ALLOWED, *_OF_REDIS):
+        return failure
+    log.info("a server that a cluster names does not answer", extra={"address": address, "reason": failure.reason})
+    message = f"{address}, which the cluster names, does not answer the operator as Redis: the operator's log has more"
+    return Failure(TierReason.UNREACHABLE, message)
 
 
 def slots_by_primary(answer: Any, asked_host: str, asked_name: str) -> Mapping[Primary, int] | None:

@@ -25,6 +25,8 @@ Argument = str | bytes | int
 CONNECT_TIMEOUT_S = 2.0
 TOTAL_TIMEOUT_S = 4.0
 DEFAULT_PORT = 6379
+MAX_ADDRESSES = 3
+"""Addresses of a host that are tried, one after the other."""
 
 
 _SENTENCES: Mapping[TierReason, str] = {
@@ -85,17 +87,31 @@ async def ask(
     address = parse_endpoint(endpoint)
     if address is None:
         return _failure(endpoint, TierReason.INVALID_ENDPOINT)
+    places, server_name = [address], server_name or address[0]
     if access.allowed is not None:
         if access.password is not None and access.ca_pem is None and not access.allowed.plain_passwords:
             return _failure(endpoint, TierReason.PASSWORD_IN_PLAIN_TEXT)
         try:
             async with asyncio.timeout(timeout_s):
-                ip = await access.allowed.resolved(*address)
+                places = [(ip, address[1]) for ip in await access.allowed.resolved(*address)]
         except (OSError, TimeoutError, ValueError) as error:
             return _failure(endpoint, reason_of(error))
-        if ip is None:
-            return _failure(endpoint, TierReason.ADDRESS_NOT_ALLOWED)
-        server_name, address = server_name or address[0], (ip, address[1])
+    answer: Answer | Failure = _failure(endpoint, TierReason.ADDRESS_NOT_ALLOWED)
+    for place in places[:MAX_ADDRESSES]:
+        answer = await _ask(endpoint, place, access, question, server_name, timeout_s)
+        if not isinstance(answer, Failure):
+            break
+    return answer
+
+
+async def _ask(
+    endpoint: str,
+    address: tuple[str, int],
+    access: Access,
+    question: Callable[[redis.Redis], Awaitable[Answer]],
+    server_name: str,
+    timeout_s: float,
+) -> Answer | Failure:
     try:
         connection_class, settings = _settings(address, access, server_name, timeout_s)
     except (ssl.SSLError, ValueError):
