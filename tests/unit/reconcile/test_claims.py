@@ -127,12 +127,25 @@ def test_an_annotation_hands_over_and_the_former_leader_ends_before_it_writes_ag
     with pytest.raises(NotLeadingError, match="handed over"):
         simulation.settle()
     assert {entry[:2] for entry in simulation.kube.log[former:]} == {("put", "CacheDomain"), ("create", "Event")}
-    assert lead(simulation, FIRST)[0][:2] == ("create", "Event"), "its next leader does not end, and reports it"
+    again = [entry[:2] for entry in lead(simulation, FIRST)]
+    assert again == [("create", "Event"), ("status", "CacheDomain")], "its next leader does not end, and reports it"
     assert claim(simulation) == FIRST.to_kubernetes()
+    assert simulation.condition(*DOMAIN, "Ready") == ("False", "ServedByAnother"), "as with a misspelled uid"
 
     lead(simulation, SECOND)
     simulation.come_to_rest()
     assert (claim(simulation), kept(simulation)) == (SECOND.to_kubernetes(), before)
+    assert simulation.condition(*DOMAIN, "Ready")[0] == "True"
+
+
+def test_a_corrected_annotation_ends_the_report_that_no_installation_serves_a_namespace() -> None:
+    simulation = served()
+    choose(simulation, "secnod")
+    lead(simulation, FIRST)
+    assert simulation.condition(*DOMAIN, "Ready") == ("False", "ServedByAnother")
+    choose(simulation, FIRST.uid)
+    simulation.come_to_rest()
+    assert simulation.condition(*DOMAIN, "Ready")[0] == "True"
 
 
 def test_a_renamed_release_of_the_same_installation_continues() -> None:

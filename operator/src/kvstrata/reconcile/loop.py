@@ -86,7 +86,7 @@ PLANNERS: Mapping[str, Planner] = {
 
 def plan(world: World, ctx: BuildContext, key: Key, now: datetime) -> Plan:
     """Pure: the same world and time give the same plan."""
-    if (unclaimed := plan_claim(world, key)) is not None:
+    if (unclaimed := plan_claim(world, key, now)) is not None:
         return unclaimed
     if key in world.unreadable:
         return plan_unreadable(world, key, now)
