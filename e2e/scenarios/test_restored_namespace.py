@@ -251,7 +251,7 @@ def _in_the_way(kubectl: Kubectl, parent: tuple[str, str], expected: set[str]) -
 
     def all_of_them() -> str:
         names = _proposed(kubectl, parent)
-        return names if set(names.split(",")) >= expected else ""
+        return names if {one.rpartition("/")[0] for one in names.split(",")} >= expected else ""
 
     return str(wait_until(f"{parent[0]} {parent[1]} names every foreign object", all_of_them))
 

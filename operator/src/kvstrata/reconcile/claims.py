@@ -47,7 +47,7 @@ async def claimed(
     if domain.belongs_to(owner, found, desired):
         return found
     kind, name = slot = found["kind"], found["metadata"]["name"]
-    if not domain.takes_over(owner, slot):
+    if not domain.takes_over(owner, (*slot, found["metadata"]["uid"])):
         raise NameConflictError(kind, name)
     domain.foreign.pop(slot)
     log.warning("a foreign object is taken over", extra={"child": f"{kind} {name}", "owner": owner["name"]})

@@ -116,7 +116,7 @@ class DomainReason(Meaningful):
     )
     SERVED_BY_ANOTHER = (
         "ServedByAnother",
-        "Another installation of the operator serves the namespace, or is to by an annotation; this one writes no more.",
+        "Another installation serves the namespace, or is to by an annotation; this one writes nothing else there.",
     )
     KEYS_AT_HAND = "KeysAtHand", "The operator has every data key that is in use."
     KEYS_UNWRAPPING = (
