@@ -53,6 +53,18 @@ def test_an_orphan_deletion_ends_what_serves(restarted: bool) -> None:
     assert present(simulation) == []
 
 
+def test_an_orphan_ends_although_the_tiers_of_its_model_were_deleted_before() -> None:
+    simulation = settled()
+    for kind, _, name in list(simulation.kube.objects):
+        if kind == "CacheTier":
+            simulation.delete(kind, name)
+    simulation.advance(2)
+    orphan(simulation)
+    simulation.delete(*MODEL)
+    simulation.advance(2)
+    assert present(simulation) == []
+
+
 def test_a_deployment_of_others_is_left_alone() -> None:
     simulation = settled()
     simulation.kube.remove("Deployment", NAMESPACE, "kvs-tiny")

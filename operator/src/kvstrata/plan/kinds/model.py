@@ -50,7 +50,9 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
     if model is None:
         return Plan()
     if model.metadata.deleting:
-        children = () if first(chain.RULES, world, model) else _desired(world, ctx, model)
+        # Its Deployment is still as with tiers that were deleted before it.
+        then = replace(world, tiers={**world.ending.tiers, **world.tiers})
+        children = () if first(chain.RULES, then, model) else _desired(then, ctx, model)
         return Plan(departure(world, model, children))
     if (held := finalizer_due(model)) is not None:
         return held
