@@ -140,6 +140,24 @@ async def test_objects_of_a_namespace_that_another_installation_serves_hold_noth
     assert cluster.objects[POLICY]["metadata"]["finalizers"] == [FINALIZER]
 
 
+@pytest.mark.parametrize("there_is_another", [False, True])
+async def test_a_release_of_the_whole_cluster_leaves_objects_without_a_claim_to_another_one_and_names_them(
+    there_is_another: bool,
+) -> None:
+    own, other = {"uid": "1", "release": "kvs", "namespace": OPERATOR}, {"uid": "2", "release": "b", "namespace": "b"}
+    cluster = Cluster(acme(FINALIZER))
+    for where, claim in (("served", own), ("of-another", other))[: 1 + there_is_another]:
+        made = {**domain(), "status": {"servedBy": claim}}
+        cluster.put({**made, "metadata": {"name": "default", "namespace": where}})
+        cluster.put({**acme(FINALIZER), "metadata": {**acme(FINALIZER)["metadata"], "namespace": where}})
+    assert (await cluster.uninstall("--watch-namespaces="))[0] == 1, "they hold a release that is not to release any"
+    code, text = await cluster.uninstall("--watch-namespaces=", "--release-objects")
+    left = {where for (kind, where, _), raw in cluster.objects.items() if raw["metadata"].get("finalizers")}
+    assert (code, left) == (0, {NAMESPACE, "of-another"} if there_is_another else set())
+    assert (f"keep their finalizers:\n  TenantCachePolicy {NAMESPACE}/acme" in text) is there_is_another
+    assert "TenantCachePolicy served/acme: cached blocks are not erased" in text
+
+
 @pytest.mark.parametrize(("holder", "left"), [("kvs", {"other": "1"}), ("another", {"other": "1", RELEASE: "another"})])
 async def test_the_lease_of_the_release_is_free_for_another_afterwards(holder: str, left: dict[str, str]) -> None:
     cluster = Cluster()

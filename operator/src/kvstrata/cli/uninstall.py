@@ -27,7 +27,7 @@ STOP_S = 180.0
 class Uninstall:
     def __init__(self, kube: Kube, options: argparse.Namespace, sleep: Callable[[float], Awaitable[None]]) -> None:
         self._kube, self._options, self._sleep = kube, options, sleep
-        self._served = frozenset(one for one in options.watch_namespaces.split(",") if one)
+        self._served, self._unsure = frozenset(one for one in options.watch_namespaces.split(",") if one), ""
 
     async def run(self) -> tuple[int, str]:
         """Return the exit code, not 0 if the release must stay, and its reason. Raises KubeError, and TimeoutError if
@@ -48,12 +48,21 @@ class Uninstall:
         finally:
             if not ended:
                 await self._kube.scale(namespace, self._options.deployment, self._options.replicas)
-        return 0, released(held) if held else f"no object needs the operator of release {release}"
+        return 0, (released(held) if held else f"no object needs the operator of release {release}") + self._unsure
 
     async def _held(self) -> tuple[HeldObject, ...]:
-        others = {raw["metadata"]["namespace"] for raw, own in await self._claimed() if not own}
+        """Return the objects that wait for this release. If others serve namespaces of this cluster, too, those of a
+        namespace without a claim may be theirs: they hold a release of the whole cluster, and it releases none."""
+        claims = [(raw["metadata"]["namespace"], own) for raw, own in await self._claimed()]
+        others = {namespace for namespace, own in claims if not own}
         found = [raw for kind in KINDS for raw in await self._list(kind) if raw["metadata"]["namespace"] not in others]
-        return held_objects(found, self._served)
+        held = held_objects(found, self._served)
+        if not (self._options.release_objects and others and not self._served):
+            return held
+        sure = tuple(one for one in held if (one.namespace, True) in claims)
+        left = "".join(f"\n  {one}" for one in held if one not in sure)
+        self._unsure = f"\nThese may be another release's, and keep their finalizers:{left}" if left else ""
+        return sure
 
     async def _claimed(self) -> list[tuple[dict[str, Any], bool]]:
         """Return the claimed CacheDomains, and whether by this release."""
