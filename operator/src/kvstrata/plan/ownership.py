@@ -65,7 +65,7 @@ def conflicting(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any
         if (live := world.children.get(slot := (child["kind"], child["metadata"]["name"]))) is not None
         and not is_ours(world.mark_key, reference, live, child)
     ]
-    return sorted({*shown, *_found(world, owner)} - taken_over(owner)) if shown or world.foreign else []
+    return sorted({*shown, *foreign_of(world, owner)} - taken_over(owner)) if shown or world.foreign else []
 
 
 def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> Decision | None:
@@ -102,13 +102,10 @@ def foreign_wait_s(owner: Resource, now: datetime) -> float:
     return min(FOREIGN_S, max(1.0, age_s / 20))
 
 
-def foreign_of(world: World, owner: Resource) -> tuple[tuple[str, str], ...]:
+def foreign_of(world: World, owner: Resource) -> frozenset[Foreign]:
     """Return foreign objects that writes found under names that `owner` needs, except those to be taken over."""
-    return tuple((kind, name) for kind, name, _ in sorted(_found(world, owner) - taken_over(owner)))
-
-
-def _found(world: World, owner: Resource) -> set[Foreign]:
-    return {(*slot, uid) for slot, (parent, uid) in world.foreign.items() if parent == owner.uid}
+    found = {(*slot, uid) for slot, (parent, uid) in world.foreign.items() if parent == owner.uid}
+    return frozenset(found - taken_over(owner))
 
 
 def taken_over(owner: Resource) -> frozenset[Foreign]:

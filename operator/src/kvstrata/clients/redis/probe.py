@@ -87,7 +87,7 @@ async def ask(
     address = parse_endpoint(endpoint)
     if address is None:
         return _failure(endpoint, TierReason.INVALID_ENDPOINT)
-    places, server_name = [address], server_name or address[0]
+    places, name = [address], server_name or address[0]
     if access.allowed is not None:
         if access.password is not None and access.ca_pem is None and not access.allowed.plain_passwords:
             return _failure(endpoint, TierReason.PASSWORD_IN_PLAIN_TEXT)
@@ -98,39 +98,26 @@ async def ask(
             return _failure(endpoint, reason_of(error))
     answer: Answer | Failure = _failure(endpoint, TierReason.ADDRESS_NOT_ALLOWED)
     for place in places[:MAX_ADDRESSES]:
-        answer = await _ask(endpoint, place, access, question, server_name, timeout_s)
-        if not isinstance(answer, Failure):
-            break
+        try:
+            connection_class, settings = _settings(place, access, name, timeout_s)
+        except (ssl.SSLError, ValueError):
+            return _failure(endpoint, TierReason.INVALID_CERTIFICATE_AUTHORITY)
+        pool = redis.ConnectionPool(connection_class, max_connections=1, decode_responses=True, **settings)
+        client = redis.Redis(connection_pool=pool)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await question(client)
+        except Exception as error:
+            reason = reason_of(error)
+            # Redis without TLS takes a handshake for the start of a command and waits for the rest.
+            hint = "; it may not speak TLS" if access.ca_pem is not None and reason is TierReason.TIMEOUT else ""
+            answer = _failure(endpoint, reason, hint)
+        finally:
+            with suppress(Exception):
+                async with asyncio.timeout(1.0):
+                    await client.aclose()
+                    await pool.disconnect()
     return answer
-
-
-async def _ask(
-    endpoint: str,
-    address: tuple[str, int],
-    access: Access,
-    question: Callable[[redis.Redis], Awaitable[Answer]],
-    server_name: str,
-    timeout_s: float,
-) -> Answer | Failure:
-    try:
-        connection_class, settings = _settings(address, access, server_name, timeout_s)
-    except (ssl.SSLError, ValueError):
-        return _failure(endpoint, TierReason.INVALID_CERTIFICATE_AUTHORITY)
-    pool = redis.ConnectionPool(connection_class, max_connections=1, decode_responses=True, **settings)
-    client = redis.Redis(connection_pool=pool)
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await question(client)
-    except Exception as error:
-        reason = reason_of(error)
-        # Redis without TLS takes a handshake for the start of a command and waits for the rest.
-        hint = "; it may not speak TLS" if access.ca_pem is not None and reason is TierReason.TIMEOUT else ""
-        return _failure(endpoint, reason, hint)
-    finally:
-        with suppress(Exception):
-            async with asyncio.timeout(1.0):
-                await client.aclose()
-                await pool.disconnect()
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
