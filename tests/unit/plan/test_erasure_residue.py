@@ -210,7 +210,7 @@ def test_a_lost_tier_is_named_and_is_not_waited_for() -> None:
     facts = (rolled(), acked("p1"), acked("p2"), *removed(), erased("p1"), erased("p2"), TierLost("redis", at(20)))
     verdict = verdict_of(step_of(*facts, probed("p1"), probed("p2"), seen=around(tiers={}), now_s=60))
     assert verdict is not None
-    assert (verdict.complete, verdict.reason) == (False, R.NOT_VERIFIED)
+    assert (verdict.complete, verdict.reason) == (False, R.NOT_PROVEN)
     assert "TierLost redis" in verdict.message
 
 

@@ -11,7 +11,7 @@ from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import SubjectKind
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.erasure.policy_deletion import ABANDON, FINALIZER, invalidation_name
-from tests.support.objects import group, invalidation, own, policy
+from tests.support.objects import NAMESPACE, Raw, group, invalidation, model, own, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.plan.invalidations import at_rest
 from tests.unit.reconcile.deletions import (
@@ -212,6 +212,43 @@ def test_at_the_domains_deadline_a_policy_goes_with_a_receipt_that_names_the_res
     (facts,) = made.chain.issued
     assert ReceiptClaim.VERIFIED not in claims(facts)
     assert ReceiptClaim.UNREACHABLE in claims(facts)
+
+
+EXTERNAL = {"external": {"endpoints": ["redis.example:6379"]}}
+
+
+@pytest.mark.parametrize(("tier", "lost"), [(EXTERNAL, ["shared"]), ({"managed": {}}, [])])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_policy_goes_although_a_tier_with_its_blocks_went_first_and_its_receipt_names_what_may_remain(
+    tier: Raw, lost: list[str], before: bool
+) -> None:
+    sim = at_rest(redis_tier(redis=tier), policy("acme"), pods=2)
+    sim.put(model(tiers=("cpu", "shared")))
+    made = World(sim)
+    made.server.problem = "nothing listens"
+    sim.come_to_rest()
+
+    async def story(w: World) -> None:
+        if not before:
+            w.sim.delete(POLICY, "acme")
+            await acked_until(w, lambda: phase(w.sim) == "Erasing")
+        w.sim.put(model(tiers=("cpu",)))
+        w.sim.delete("CacheTier", "shared")
+        w.sim.store.domain(NAMESPACE).servers.pop("shared", None)
+        if before:
+            await w.turn(5)
+            w.sim.delete(POLICY, "acme")
+        began = w.sim.now
+        await gone(w, tick_s=5)
+        assert (w.sim.now - began).total_seconds() < 120
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    named = [item.about for item in facts.residue if item.kind is Residue.TIER_LOST]
+    assert named == (lost if before else ["shared"])
+    assert (ReceiptClaim.VERIFIED in claims(facts)) is (not named)
+    reasons = [raw["reason"] for (kind, *_), raw in made.sim.kube.objects.items() if kind == "Event"]
+    assert ("NotProven" in reasons) is bool(named)
 
 
 def test_a_policy_that_was_deleted_long_before_an_operator_saw_it_is_erased_as_any_other() -> None:

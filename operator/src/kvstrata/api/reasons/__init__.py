@@ -324,7 +324,7 @@ class InvalidationReason(Meaningful):
     NOTHING_TO_ERASE = "NothingToErase", "The named object has no scope of its own with an epoch."
     NOT_PROVEN = (
         "NotProven",
-        "The CacheDomain's deletionDeadline passed; the message names the rest.",
+        "The CacheDomain's deletionDeadline passed, or a tier is gone that may hold blocks; the message has the rest.",
     )
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
     REVOKING_KEYS = "RevokingKeys", "Data keys are being removed from their custody."

@@ -48,8 +48,8 @@ from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.pools.content import given_source
 from kvstrata.plan.redis.backend import report_of
-from kvstrata.plan.redis.cluster import never_used
-from kvstrata.plan.rules.invalidation import scopes_to_leave
+from kvstrata.plan.redis.cluster import may_hold, never_used
+from kvstrata.plan.rules.invalidation import erased_policy, scopes_to_leave
 from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced, not_started
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
@@ -82,8 +82,10 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         for one in status.scopes
         if one.old_epoch
     )
-    chosen = {tier.name for tier in invalidation.spec.tiers}
-    meant = {name: tier for name, tier in world.tiers.items() if not chosen or name in chosen}
+    chosen, tiers = {tier.name for tier in invalidation.spec.tiers}, world.tiers
+    if erased_policy(world, invalidation) is not None:
+        tiers = {**{tier.name: tier for tier in world.ending.tiers.values() if may_hold(world, tier)}, **tiers}
+    meant = {name: tier for name, tier in tiers.items() if not chosen or name in chosen}
     keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
     order = ErasureOrder(
         subject=_subject(invalidation),

@@ -173,7 +173,7 @@ def finish_short(case: work.ErasureCase) -> ErasureStep:
     if case.now >= ends or over or (case.seen.unattended and not blocked):
         if allowed:
             return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"all reachable copies are erased; left: {message}")
-        return _judged(case, False, reason, message)
+        return _judged(case, False, R.NOT_PROVEN if over else reason, message)
     until = f"{message}; it is waited for until {format_timestamp(ends)}"
     again = (work.DestroyKeys(late_keys),) if late_keys else ()
     left_s = (ends - case.now).total_seconds()

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import PolicyReason, SharedReason
+from kvstrata.api.reasons import InvalidationReason, PolicyReason, SharedReason
 from kvstrata.api.scalars import Duration
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
@@ -189,9 +189,12 @@ def finalizers(held: TenantCachePolicy | CacheInvalidation, *, ours: bool, unpro
 
 
 def _last(case: DeletionCase) -> DeletionStep:
-    """Release it, unless the erasure failed and was not abandoned."""
+    """Release it, unless the erasure failed, was not abandoned, and can be tried again: what is gone stays so."""
     erases = needs_finalizer(case.policy) and not case.abandoned
     if erases and case.own is not None and case.own.status.phase is Phase.FAILED:
+        failed = case.own.status.condition(ConditionType.FAILED)
+        if failed is not None and failed.reason == InvalidationReason.NOT_PROVEN:
+            return _released(case, failed.message)
         return DeletionStep(decision=_stuck(case, case.own))
     return _released(case)
 
