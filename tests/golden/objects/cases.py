@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,5 +35,5 @@ def render(case: str) -> list[dict[str, Any]]:
     objects = [built for tier in tiers for built in redis_tier_children(CONTEXT, tier, [model.name], restart_token="1")]
     return [
         *objects,
-        *model_children(CONTEXT, DOMAIN_ID, model, tiers, identity, shard_count=2, service_monitors=True),
+        *model_children(replace(CONTEXT, service_monitors=True), DOMAIN_ID, model, tiers, identity, shard_count=2),
     ]

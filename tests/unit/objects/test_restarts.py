@@ -85,7 +85,7 @@ def rendered(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     except (ValidationError, ValueError):
         return None
     identity = cache_identity(model)
-    built = model_children(CONTEXT, DOMAIN_ID, model, tiers, identity, shard_count=1, service_monitors=False)
+    built = model_children(CONTEXT, DOMAIN_ID, model, tiers, identity, shard_count=1)
     servers = redis_tier_children(CONTEXT, tiers[0], restart_token="1") if raw["kind"] == "CacheTier" else ()
     return {
         "pods": [one["spec"]["template"] for one in built if one["kind"] == "Deployment"],

@@ -26,10 +26,8 @@ def model_children(
     *,
     shard_count: int = 1,
     has_pools: bool = False,
-    service_monitors: bool = False,
 ) -> tuple[dict[str, Any], ...]:
-    """Return the children of a CachedModel. Existing ones that are absent here must be pruned. `service_monitors`:
-    whether the cluster knows ServiceMonitor."""
+    """Return the children of a CachedModel. Existing ones that are absent here must be pruned."""
     return _present(
         ctx,
         model.spec.engine.pod_template,
@@ -39,7 +37,7 @@ def model_children(
         access.build_model_networkpolicy(ctx, model),
         workload.build_model_service(model),
         workload.build_pdb(model),
-        workload.build_servicemonitor(model, service_monitors),
+        workload.build_servicemonitor(model, ctx.service_monitors),
         workload.build_deployment(ctx, domain_id, model, tiers, identity, shard_count),
     )
 

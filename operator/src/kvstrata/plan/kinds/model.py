@@ -135,16 +135,8 @@ def _desired(world: World, ctx: BuildContext, model: CachedModel) -> tuple[dict[
     domain_id = world.domain_id or ""
 
     def render() -> tuple[dict[str, Any], ...]:
-        built = model_children(
-            ctx,
-            domain_id,
-            model,
-            tiers,
-            identity,
-            shard_count=shard_count,
-            has_pools=has_pools,
-            service_monitors=ctx.service_monitors,
-        )
+        counts: dict[str, Any] = {"shard_count": shard_count, "has_pools": has_pools}
+        built = model_children(ctx, domain_id, model, tiers, identity, **counts)
         return tuple(marked(world.mark_key, child) for child in built)
 
     # Objects follow from specs: a status write rebuilds none.

@@ -149,14 +149,9 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     # An answer is valid for the interval: not every plan asks.
     if cluster is None and (report is None or (now - report.at).total_seconds() >= interval_s - 0.5):
         asking = _probe(world, tier, domain)
+    ours = tended.actions if tended else ()
     return Plan(
-        actions=(
-            *actions,
-            *looks,
-            *(tended.actions if tended else ()),
-            *asking,
-            *no_longer_wanted(world, tier, children),
-        ),
+        actions=(*actions, *looks, *ours, *asking, *no_longer_wanted(world, tier, children)),
         apply=children,
         statuses=_paced(tier, _status(world, tier, now, findings, fields, report)),
         enqueue=(key_of(tier),) if is_adopting else (),
