@@ -45,6 +45,26 @@ def test_a_live_pod_that_nobody_reaches_delays_until_it_has_fenced_itself_off() 
     assert "1 could not be reached" in simulation.status(KIND, "now")["message"]
 
 
+@pytest.mark.parametrize("vanished", [False, True])
+def test_a_leader_with_another_clock_waits_again_for_a_pod_that_it_never_heard_of(vanished: bool) -> None:
+    simulation = at_rest(policy("acme"))
+    uid = simulation.pod("pod-1").uid
+    simulation.store.lose_contact(NAMESPACE, uid)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    if vanished:
+        simulation.delete("Pod", "pod-1", seen=False)
+    del simulation.acks[uid]
+    simulation.now += timedelta(hours=2)
+    simulation.restart()
+    simulation.settle()
+    simulation.advance(FENCE_S - 10)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.advance(25)
+    assert phase(simulation) == "Complete"
+
+
 def test_a_pod_that_says_that_its_policy_is_fresh_has_not_fenced_itself_off() -> None:
     simulation = at_rest(policy("acme"))
     before = simulation.bundle().root.revision

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -72,7 +73,8 @@ class World:
 
     It is the store's own, so it is valid until the plan returns: plans never wait. `term` is the leader's, `entropy` 64
     fresh random bytes for each plan; no two plans have the same. `memo` keeps results of earlier plans. `installation`
-    is the operator's own, None in a process that knows none.
+    is the operator's own, None in a process that knows none. `led_since` is when this process began to lead, by its own
+    clock, None if it never read a former leader's records.
 
     `mark_key` is of the installation's marks, empty until it is read. `contested`: tenants with several policies.
     `policy_names`: by UID. `unsettled`: policies with a generation that was never enforced. `granting`: admitted bytes
@@ -100,6 +102,7 @@ class World:
     entropy: bytes
     _: KW_ONLY
     installation: Installation | None = None
+    led_since: datetime | None = None
     domains: dict[str, CacheDomain] = field(default_factory=dict)
     tiers: dict[str, CacheTier] = field(default_factory=dict)
     models: dict[str, CachedModel] = field(default_factory=dict)

@@ -122,7 +122,7 @@ def account_for(
             acked += 1
         elif uid in ended:
             continue
-        elif is_fenced(world, witness.fenced_by, known, now, new_only=new_only):
+        elif is_fenced(world, witness, known, now, new_only=new_only):
             fenced += 1
         else:
             still_open.append(witness)
@@ -142,12 +142,16 @@ def not_started(world: World) -> set[str]:
     return {pod.uid for pod in every if not pod.ever_ran and (pod.reported or not pod.scheduled)}
 
 
-def is_fenced(
-    world: World, fenced_by: datetime | None, known: Pod | None, now: datetime, *, new_only: bool = False
-) -> bool:
-    """Whether a witness has refused all reuse by itself by now; `known` is its live pod, if any."""
-    if fenced_by is None or now < fenced_by:
+def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime, *, new_only: bool = False) -> bool:
+    """Whether a witness has refused all reuse by itself by now; `known` is its live pod, if any. The clock of a former
+    leader may be another: for a pod without a report to this process, this one waits as long by its own."""
+    if witness.fenced_by is None or now < witness.fenced_by:
         return False
+    if world.led_since is not None and witness.uid not in world.states:
+        acked = world.acked_revision(known) if known is not None else witness.acked
+        again = _fenced_by(world, witness.model, acked, world.led_since, new_only=new_only)
+        if again is not None and now < again:
+            return False
     return not _speaks(world, known, now, new_only=new_only)
 
 

@@ -148,6 +148,7 @@ class Store:
     def recall_departures(self) -> None:
         """Record pods that vanished while no operator led: named in a model's status and missing from the list."""
         for d in self._domains.values():
+            d.led_since = self._now()
             for model in d.models.values():
                 known = {pod.uid for pod in d.pods[model.name].values()}
                 known |= {gone.uid for gone in d.departures.get(model.name, ())}

@@ -51,6 +51,7 @@ from kvstrata.plan.redis.backend import report_of
 from kvstrata.plan.redis.cluster import may_hold, never_used
 from kvstrata.plan.rules.invalidation import erased_policy, scopes_to_leave
 from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced, not_started
+from kvstrata.plan.witnesses import Witness as Awaited
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
 
@@ -281,7 +282,8 @@ def _acknowledged(world: World, pod: Pod, needed: int | None) -> PodSeen | None:
 
 def _fence(world: World, witness: Witness, pod: Pod | None, fenced_by: datetime | None, now: datetime) -> Fence | None:
     committed = world.bundles.get(witness.model)
-    if committed is None or not committed.whole or fenced_by is None or not is_fenced(world, fenced_by, pod, now):
+    one = Awaited(witness.model, witness.name, witness.uid, fenced_by)
+    if committed is None or not committed.whole or fenced_by is None or not is_fenced(world, one, pod, now):
         return None
     root = committed.bundle.root
     # Of a pod that may have had earlier rules the longest counts.
