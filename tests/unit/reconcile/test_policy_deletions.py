@@ -218,14 +218,16 @@ EXTERNAL = {"external": {"endpoints": ["redis.example:6379"]}}
 
 
 @pytest.mark.parametrize(("tier", "lost"), [(EXTERNAL, ["shared"]), ({"managed": {}}, [])])
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", ["", "ending", "gone"])
 def test_a_policy_goes_although_a_tier_with_its_blocks_went_first_and_its_receipt_names_what_may_remain(
-    tier: Raw, lost: list[str], before: bool
+    tier: Raw, lost: list[str], before: str
 ) -> None:
     sim = at_rest(redis_tier(redis=tier), policy("acme"), pods=2)
     sim.put(model(tiers=("cpu", "shared")))
     made = World(sim)
     made.server.problem = "nothing listens"
+    raw = stored(sim, "CacheTier", "shared") or {}
+    sim.put({**raw, "metadata": {**raw["metadata"], "finalizers": ["foregroundDeletion"]}})
     sim.come_to_rest()
 
     async def story(w: World) -> None:
@@ -234,7 +236,10 @@ def test_a_policy_goes_although_a_tier_with_its_blocks_went_first_and_its_receip
             await acked_until(w, lambda: phase(w.sim) == "Erasing")
         w.sim.put(model(tiers=("cpu",)))
         w.sim.delete("CacheTier", "shared")
-        w.sim.store.domain(NAMESPACE).servers.pop("shared", None)
+        if before != "ending":
+            raw = stored(sim, "CacheTier", "shared") or {}
+            w.sim.put({**raw, "metadata": {**raw["metadata"], "finalizers": []}})
+            w.sim.store.domain(NAMESPACE).servers.pop("shared", None)
         if before:
             await w.turn(5)
             w.sim.delete(POLICY, "acme")
@@ -245,7 +250,7 @@ def test_a_policy_goes_although_a_tier_with_its_blocks_went_first_and_its_receip
     run(story, made)
     (facts,) = made.chain.issued
     named = [item.about for item in facts.residue if item.kind is Residue.TIER_LOST]
-    assert named == (lost if before else ["shared"])
+    assert named == (lost if before == "gone" else ["shared"])
     assert (ReceiptClaim.VERIFIED in claims(facts)) is (not named)
     reasons = [raw["reason"] for (kind, *_), raw in made.sim.kube.objects.items() if kind == "Event"]
     assert ("NotProven" in reasons) is bool(named)

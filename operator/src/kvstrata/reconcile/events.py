@@ -88,18 +88,12 @@ class Events:
         self._kube = kube
 
     async def publish(self, about: Resource, reason: str, message: str, *, warning: bool = False) -> None:
-        at = format_timestamp(utc_now())
+        at, named = format_timestamp(utc_now()), {"name": about.name, "namespace": about.namespace}
         body = {
             "apiVersion": EVENT.api_version,
             "kind": EVENT.kind,
             "metadata": {"name": f"{about.name}.{secrets.token_hex(8)}", "namespace": about.namespace},
-            "involvedObject": {
-                "apiVersion": GROUP_VERSION,
-                "kind": about.INFO.kind,
-                "name": about.name,
-                "namespace": about.namespace,
-                "uid": about.uid,
-            },
+            "involvedObject": {"apiVersion": GROUP_VERSION, "kind": about.INFO.kind, **named, "uid": about.uid},
             "type": "Warning" if warning else "Normal",
             "reason": reason,
             "message": message[:1024],

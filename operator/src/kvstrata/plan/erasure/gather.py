@@ -83,16 +83,16 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         for one in status.scopes
         if one.old_epoch
     )
-    chosen, tiers = {tier.name for tier in invalidation.spec.tiers}, world.tiers
-    if erased_policy(world, invalidation) is not None:
-        tiers = {**{tier.name: tier for tier in world.ending.tiers.values() if may_hold(world, tier)}, **tiers}
-    meant = {name: tier for name, tier in tiers.items() if not chosen or name in chosen}
+    chosen, leaves_all = {tier.name for tier in invalidation.spec.tiers}, erased_policy(world, invalidation) is not None
+    meant = {name: tier for name, tier in world.tiers.items() if not chosen or name in chosen}
+    if leaves_all:
+        meant = {**{tier.name: tier for tier in world.ending.tiers.values() if may_hold(world, tier)}, **meant}
     keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
     order = ErasureOrder(
         subject=_subject(invalidation),
         started=started,
         keyspaces=tuple(sorted(keyspaces)),
-        tiers=shared_tiers(tier for tier in meant.values() if not tier.metadata.deleting),
+        tiers=shared_tiers(tier for tier in meant.values() if leaves_all or not tier.metadata.deleting),
         excluded_tiers=tuple(sorted(world.tiers.keys() - meant.keys())),
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,

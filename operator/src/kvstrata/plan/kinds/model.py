@@ -88,14 +88,10 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     if not _is_written(world, model, children):
         rolled_out = false(ConditionType.ROLLED_OUT, SharedReason.ROLLING_OUT, "the Deployment is being written")
     former = former_caches(world, model, identity, now, rolled_out=rolled_out.status == "True")
+    secrets = (*secrets_to_take_back(world, model), *_certificate(world, ctx, model))
     return replace(
         _report(world, model, now, identity, rolled_out, former),
-        actions=(
-            *secrets_to_take_back(world, model),
-            *_certificate(world, ctx, model),
-            *no_longer_wanted(world, model, children),
-            *former.actions,
-        ),
+        actions=(*secrets, *no_longer_wanted(world, model, children), *former.actions),
         apply=children,
         enqueue=(Key(BUNDLE, world.namespace, model.name),) if model.name not in world.bundles else (),
         wake_after_s=former.wake_after_s,
@@ -153,16 +149,8 @@ def _certificate(world: World, ctx: BuildContext, model: CachedModel) -> tuple[E
     due = facts is not None and not is_usable(facts, subjects)
     if facts is not None and not due:
         return ()
-    return (
-        EnsureSecret(
-            name=name,
-            material=Material.SERVER_CERTIFICATE,
-            labels=labels.of_model(model.name),
-            owner=model.owner_reference(),
-            dns_names=subjects,
-            renew=due,
-        ),
-    )
+    about = labels.of_model(model.name), model.owner_reference()
+    return (EnsureSecret(name, Material.SERVER_CERTIFICATE, *about, dns_names=subjects, renew=due),)
 
 
 def _report(
