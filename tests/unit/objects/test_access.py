@@ -3,14 +3,16 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 
+import pytest
+
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, Rules, ShardRef, encode_shard
 from kvstrata.objects import names
-from kvstrata.objects.erasure.delete_job import TierDeletion, build_deletion_job
+from kvstrata.objects.erasure.delete_job import TierDeletion, build_deletion_job, build_deletion_networkpolicy
 from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy, build_role
 from kvstrata.objects.pod.pod import pod_template
 from kvstrata.objects.pod.workload import build_model_service, build_pdb, build_servicemonitor
 from kvstrata.reconcile.bundles import bundle_secret
-from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier
+from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier, tier
 
 
 def test_a_gate_may_read_its_bundle_and_keys_by_name_and_nothing_else() -> None:
@@ -98,3 +100,20 @@ def test_a_single_replica_has_no_disruption_budget() -> None:
 def test_a_servicemonitor_exists_only_where_its_kind_does() -> None:
     assert build_servicemonitor(model(), crd_installed=False) is None
     assert build_servicemonitor(model(), crd_installed=True) is not None
+
+
+@pytest.mark.parametrize("cluster", [True, False])
+def test_a_deletion_from_external_servers_reaches_no_link_local_address(cluster: bool) -> None:
+    """A server of a cluster names others, and a node's credentials are at such an address in many clouds."""
+    external = {"endpoints": ["redis.example:6379"], "cluster": cluster}
+    made_of = tier("shared", medium="Redis", capacity="64Mi", encryption="Disabled", redis={"external": external})
+    job = build_deletion_job(CONTEXT, TierDeletion("e", made_of, 1, DOMAIN_ID, 1, ()))
+    made = {**job, "metadata": job["metadata"] | {"uid": "1"}}
+    _, servers = build_deletion_networkpolicy(made, made_of)["spec"]["egress"]
+    blocks = [one["ipBlock"] for one in servers["to"] if "ipBlock" in one]
+    assert [(one["cidr"], one["except"]) for one in blocks] == [
+        ("0.0.0.0/0", ["169.254.0.0/16"]),
+        ("::/0", ["fe80::/10"]),
+    ]
+    assert {"namespaceSelector": {}} in servers["to"], "pods of the cluster may be such servers, too"
+    assert servers["ports"]

@@ -157,8 +157,8 @@ def build_deletion_secret(job: Mapping[str, Any], order: bytes, files: Mapping[s
 
 def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dict[str, Any]:
     """Return the policy of the Job's pod: egress to the tier's servers and DNS, no ingress. External servers have no
-    pods to select, so only ports are limited. For an external cluster any port is allowed, because its servers announce
-    their ports."""
+    pods to select, so only ports are limited, and link-local addresses excluded, of which one has a node's credentials
+    in many clouds. For an external cluster any port is allowed, because its servers announce their ports."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -178,10 +178,13 @@ def _to_servers(tier: CacheTier) -> dict[str, Any]:
             "podSelector": {"matchLabels": labels.selector_of_tier(tier.name)},
         }
         return {"to": [servers], "ports": [{"protocol": "TCP", "port": paths.REDIS_PORT}]}
+    # In some networks, blocks of addresses match no pods.
+    blocks = (("0.0.0.0/0", "169.254.0.0/16"), ("::/0", "fe80::/10"))
+    to = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": every, "except": [local]}} for every, local in blocks)]
     if tier.spec.is_cluster:
-        return {"ports": [{"protocol": "TCP", "port": 1, "endPort": 65535}]}
+        return {"to": to, "ports": [{"protocol": "TCP", "port": 1, "endPort": 65535}]}
     ports = sorted({port for _, port in _link(tier).endpoints})
-    return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    return {"to": to, "ports": [{"protocol": "TCP", "port": port} for port in ports]}
 
 
 def _tier_params(tier: CacheTier) -> dict[str, Any]:
