@@ -158,6 +158,16 @@ def test_an_erasure_that_failed_keeps_the_policy_says_why_and_how_out() -> None:
         assert ABANDON in step.decision.message
 
 
+@pytest.mark.parametrize(("invalid", "goes"), [("True", True), ("False", False)])
+def test_one_that_cannot_be_proven_any_more_goes_when_no_pod_reuses_its_blocks(invalid: str, goes: bool) -> None:
+    at = {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
+    failed = {"type": "Failed", "status": "True", "reason": "NotProven", "message": "TierLost shared", **at}
+    unreachable = {"type": "LogicallyInvalid", "status": invalid, "reason": "x", "message": "", **at}
+    erasing = invalidation("Failed", conditions=[failed, unreachable])
+    step = plan_deletion(DeletionCase(policy(), erasing=erasing, receipt="d" * 64))
+    assert (step.action == replace(DROP, unproven="TierLost shared")) is goes
+
+
 def test_who_gives_it_up_gets_a_receipt_that_says_so_before_the_policy_goes() -> None:
     given_up = policy(why="the disk was shredded")
     erasing = invalidation("AwaitingAcks")

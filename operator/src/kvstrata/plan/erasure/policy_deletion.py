@@ -189,11 +189,11 @@ def finalizers(held: TenantCachePolicy | CacheInvalidation, *, ours: bool, unpro
 
 
 def _last(case: DeletionCase) -> DeletionStep:
-    """Release it, unless the erasure failed, was not abandoned, and can be tried again: what is gone stays so."""
+    """Release it, unless the erasure failed, was not abandoned, and can be tried again: a lost tier stays lost."""
     erases = needs_finalizer(case.policy) and not case.abandoned
     if erases and case.own is not None and case.own.status.phase is Phase.FAILED:
-        failed = case.own.status.condition(ConditionType.FAILED)
-        if failed is not None and failed.reason == InvalidationReason.NOT_PROVEN:
+        failed, unreachable = case.own.status.condition(ConditionType.FAILED), ConditionType.LOGICALLY_INVALID
+        if failed and failed.reason == InvalidationReason.NOT_PROVEN and case.own.status.is_true(unreachable):
             return _released(case, failed.message)
         return DeletionStep(decision=_stuck(case, case.own))
     return _released(case)
