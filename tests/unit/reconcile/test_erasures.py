@@ -13,7 +13,7 @@ from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.receipt.facts import Component
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from tests.support.audit import lines
-from tests.support.objects import NAMESPACE, own
+from tests.support.objects import NAMESPACE, Raw, group, own, policy
 from tests.unit.reconcile.erasing import FIRST_DIGEST, KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 
@@ -69,6 +69,31 @@ def test_what_a_model_has_is_erased_of_all_its_tenants_whom_the_receipt_does_not
     assert (str(facts.subject.scope), facts.subject.scope_name) == ("model", "tiny")
     assert [(str(one.kind), one.name) for one in facts.revoked] == [("Tenant", None)] * 2
     assert facts.versions == named(made)
+
+
+@pytest.mark.parametrize(("scope", "name"), [({"group": "lab"}, "lab"), ({"all": True}, "")])
+def test_what_a_group_or_all_tenants_have_is_erased_with_proof(scope: Raw, name: str) -> None:
+    made = world()
+    sharing = {"isolation": "Group", "groupRef": {"name": "lab"}}
+    made.sim.put(group("lab", "acme", "initech"), policy("initech", **sharing))
+    made.sim.edit("TenantCachePolicy", "acme", **sharing)
+    made.sim.ack_all()
+    shared, own_of_globex = made.sim.entry("acme").keyspace, made.sim.entry("globex").keyspace
+    assert made.sim.entry("initech").keyspace == shared
+    made.server.fill(made.sim.world.domain_id or "", shared)
+
+    async def story(w: World) -> None:
+        order(w.sim, scope=scope)
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert made.proven() == ALL
+    assert shared not in made.server.values
+    assert (own_of_globex in made.server.values) is ("group" in scope)
+    (facts,) = made.chain.issued
+    assert (str(facts.subject.scope), facts.subject.scope_name) == (next(iter(scope)), name)
+    assert ("Group", "lab") in {(str(one.kind), one.name) for one in facts.revoked}
 
 
 def test_nothing_is_kept_of_an_erasure_that_is_over_but_its_receipt() -> None:
