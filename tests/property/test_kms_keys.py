@@ -37,7 +37,8 @@ class KeysOfADomain(RuleBasedStateMachine):
     def start(self) -> None:
         """Begin as a process that knows only what is stored."""
         self.held, self.settled, self.lost, self.spent = set[str](), set[str](), set[str](), set[str]()
-        self.given_up = set[str]()
+        self.given_up, self.left = set[str](), set[str]()
+        """Epochs whose keys this process has ended; unused ones that were refused: the next one asks again."""
         self.named = self.bundled & self.used
         self.turn: Iterator[None] | None = None
 
@@ -72,6 +73,7 @@ class KeysOfADomain(RuleBasedStateMachine):
         self.named = (self.named - lost) | (found & self.held)
         self.lost |= lost
         self.settled |= settled
+        self.left |= settled & refused
         for epoch in sorted(due.destroy):
             yield
             if epoch in self.spent and self.records.get(epoch):
@@ -200,7 +202,7 @@ class KeysOfADomain(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When nothing else happens, all that is due gets done."""
-        refused, self.broken = set(self.broken), self.broken - self.used
+        self.broken -= self.used
         for _ in range(4):
             self.all_that_is_due_is_done()
         due = self.due()
@@ -209,7 +211,7 @@ class KeysOfADomain(RuleBasedStateMachine):
         assert not self.spent - self.used
         for epoch, is_wrapped in self.records.items():
             if epoch not in self.used and is_wrapped:
-                assert epoch in self.named | self.given_up | self.missed | refused, "a plan knows it, and ends it"
+                assert epoch in self.named | self.given_up | self.missed | self.left, "a plan knows it, and ends it"
             if epoch not in self.used and not is_wrapped and epoch not in self.given_up:
                 assert epoch not in self.in_kms
 

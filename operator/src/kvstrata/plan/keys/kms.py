@@ -77,7 +77,7 @@ def plan_keys(needs: KeyNeeds, records: KeyRecords, held: Set[str], settled: Set
 
 def judge_unwrapped(work: KeyWork, needs: KeyNeeds, none: Set[str], refused: Set[str]) -> tuple[Set[str], Set[str]]:
     """Return the epochs whose keys are lost, and those to settle. `none`: the KMS has no such key. `refused`: it failed
-    for this key alone, and is repeated while the epoch is in use."""
+    for this key alone, and is repeated while the epoch is in use; afterwards only the next process asks again."""
     gone = none & work.unwrap
     return gone & needs.lasting, gone | (refused - needs.used)
 
