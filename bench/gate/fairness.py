@@ -57,7 +57,7 @@ class Times:
 
 
 def hostile_bodies() -> list[bytes]:
-    """Return bodies that take a parser long: whole ones, those of 64 KiB, accepted ones and refused ones."""
+    """Return bodies that take a parser long: whole ones, those of 64 KiB, and one of patterns; accepted and refused."""
 
     def numbers(one: bytes, size: int) -> bytes:
         return b'{"prompt": [' + one + (b"," + one) * min((size - 20) // (len(one) + 1), 990_000) + b"]}"
@@ -75,7 +75,9 @@ def hostile_bodies() -> list[bytes]:
     made += [b"[" * size for size in sizes] + [
         b'{"prompt": "' + b"\\u00e9" * (size // 6 - 10) + b'"}' for size in sizes
     ]
-    return made
+    pattern = b"(a{1}b)" * 146
+    schema = b'{"properties":{' + b",".join(b'"p%d":{"pattern":"%b"}' % (n, pattern) for n in range(24)) + b"}}"
+    return [*made, b'{"prompt":"a","structured_outputs":{"json":' + schema + b"}}"]
 
 
 async def measure(target: Target, core: int, phase_s: float = PHASE_S) -> dict[str, Figure]:
