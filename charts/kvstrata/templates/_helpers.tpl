@@ -18,6 +18,9 @@ uninstall: {check: true, releaseObjects: false}
 
 {{- /* Gives groups that are null their defaults. Each template that reads values begins with it. */}}
 {{- define "kvstrata.defaults" -}}
+{{- /* A user that is null is the platform's. `helm upgrade --reuse-values` from a chart without this value leaves it out, with the
+others that came with it. */}}
+{{- if not (or (hasKey $.Values "childLabels") (hasKey $.Values "childAnnotations") (hasKey $.Values "runAsUser")) }}{{ $_ := set $.Values "runAsUser" 65532 }}{{ end }}
 {{- range $name, $group := include "kvstrata.groups" . | fromYaml }}
 {{- $given := get $.Values $name }}
 {{- if not (kindIs "map" $given) }}{{ $_ := set $.Values $name $group }}{{ $given = $group }}{{ end }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -187,6 +188,17 @@ def test_a_locked_down_cluster_chooses_ids_and_admits_ports() -> None:
     assert (build.run_as, build.egress_ports) == (None, (443, 6443))
     assert Settings.from_environment(environment({"runAsUser": 1000650000})).build.run_as == 1000650000
     assert Settings.from_environment(environment()).build.run_as == 65532
+
+
+def test_reused_values_of_a_chart_without_a_user_keep_the_user(tmp_path: Path) -> None:
+    former = tmp_path / "kvstrata"
+    shutil.copytree(OPERATOR_CHART, former)
+    values = yaml.safe_load((former / "values.yaml").read_text())
+    kept = {
+        name: value for name, value in values.items() if name not in ("runAsUser", "childLabels", "childAnnotations")
+    }
+    (former / "values.yaml").write_text(yaml.safe_dump(kept))
+    assert render(former)["Deployment", "kvstrata"] == render(OPERATOR_CHART)["Deployment", "kvstrata"]
 
 
 def test_a_key_management_service_is_allowed_by_its_address_or_with_where_to_log_in_there() -> None:
