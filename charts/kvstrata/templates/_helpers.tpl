@@ -70,7 +70,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 itself, so that objects there are refused by name. */}}
 {{- define "kvstrata.namespaces" -}}
 {{- if has .Release.Namespace .Values.watchNamespaces }}
-{{- fail (printf "watchNamespaces: %s is the release's own namespace, which is never served" .Release.Namespace) }}
+{{- fail (printf "watchNamespaces: %s is the release's own namespace, which is never served: delete its objects of kvstrata.io while the former release serves it, then leave it out" .Release.Namespace) }}
 {{- end }}
 {{- if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortAlpha | toJson }}{{ else }}{{ list .Release.Namespace | toJson }}{{ end }}
 {{- end }}

@@ -278,7 +278,7 @@ def test_one_registry_holds_all_images_or_each_repository_names_its_own(registry
         ({"watchNamespaces": ["Team_A"]}, "watchNamespaces/0"),
         ({"watchNamespaces": "team-a"}, "watchNamespaces"),
         ({"watchNamespaces": ["a"], "clusterWide": True}, "watchNamespaces"),
-        ({"watchNamespaces": ["a", NAMESPACE]}, "never served"),
+        ({"watchNamespaces": ["a", NAMESPACE]}, "never served: delete its objects"),
         ({"image": {"digest": "latest"}}, "image/digest"),
         ({"image": {"pullPolicy": "always"}}, "image/pullPolicy"),
         ({"sidecar": {"image": {"repository": "x", "pullPolicy": "Always"}}}, "sidecar/image"),
