@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.reasons import ModelReason
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.conditions import kstatus, write_status
 from tests.support.objects import NAMESPACE, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
@@ -45,8 +50,7 @@ def test_children_of_a_paused_object_stay_and_status_says_so(simulation: Simulat
     simulation.edit(kind, NAMES[kind], **EDIT[kind])
     simulation.come_to_rest()
     assert image(simulation, kind) == before
-    if kind == "CachedModel":
-        assert simulation.condition(kind, "tiny", "Ready") == ("False", "Paused")
+    assert simulation.condition(kind, NAMES[kind], "Ready") == ("False", "Paused")
     assert simulation.unsettled() == {}
     annotate(simulation, kind, "false")
     simulation.come_to_rest()
@@ -59,6 +63,15 @@ def test_a_deleted_child_of_a_paused_object_is_not_made_again(simulation: Simula
     simulation.delete("Service", "kvs-tiny")
     simulation.come_to_rest()
     assert ("Service", NAMESPACE, "kvs-tiny") not in simulation.kube.objects
+
+
+def test_a_paused_object_reports_trouble_of_its_own() -> None:
+    raw = model()
+    paused = CachedModel.parse({**raw, "metadata": {**raw["metadata"], "annotations": {PAUSED: "true"}}})
+    trouble = Decision(ModelReason.PODS_NOT_READY, "pod tiny-0: the engine does not answer")
+    (write,) = write_status(paused, datetime(2026, 1, 1, tzinfo=UTC), kstatus(pending=trouble), {})
+    shown = {one["type"]: (one["status"], one["reason"]) for one in write.status["conditions"]}
+    assert shown == {"Ready": ("False", "PodsNotReady"), "Paused": ("True", "Paused")}
 
 
 def test_a_policy_is_enforced_while_its_model_is_paused(simulation: Simulation) -> None:

@@ -24,6 +24,7 @@ STALLED = "Stalled"
 
 PAUSED = f"{GROUP}/paused"
 """Annotation of a CachedModel or CacheTier: with the value true, the operator leaves its children unchanged."""
+WHILE_PAUSED = Decision(SharedReason.PAUSED, f"changes wait: remove the annotation {PAUSED} to have them carried out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ def write_status(
     Ready, Reconciling and Stalled. `can_wait`: progress only, which the next status may replace.
     """
     if is_paused(resource):
-        findings = _while_paused(findings)
+        others = (one for one in findings if one is not None and one.type != RECONCILING)
+        findings = (*others, true(ConditionType.PAUSED, *WHILE_PAUSED))
     status = resource.status
     before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
     current: dict[str, Any] = status.to_kubernetes()
@@ -111,15 +113,6 @@ def write_status(
 
 def is_paused(resource: Resource) -> bool:
     return resource.INFO.kind in ("CachedModel", "CacheTier") and resource.metadata.annotations.get(PAUSED) == "true"
-
-
-def _while_paused(findings: Iterable[Finding | None]) -> list[Finding]:
-    """Return the findings of a paused object: it is never Reconciling, and not Ready while a change waits."""
-    cause = Decision(SharedReason.PAUSED, f"changes wait: remove the annotation {PAUSED} to have them carried out")
-    present = [one for one in findings if one is not None]
-    if any(one.type == RECONCILING for one in present):
-        present = [false(READY, *cause), *(one for one in present if one.type not in (READY, RECONCILING))]
-    return [*present, true(ConditionType.PAUSED, *cause)]
 
 
 def status_from_nothing(findings: Iterable[Finding], generation: int, now: datetime) -> dict[str, Any]:

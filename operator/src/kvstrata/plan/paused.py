@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvstrata.api.base import Resource
-from kvstrata.plan.actions import Create, EnsureSecret, Plan, Remove, TakeBack, TurnSecret
-from kvstrata.plan.conditions import is_paused
+from kvstrata.api.reasons import SharedReason
+from kvstrata.model.world import World
+from kvstrata.objects.applied import missing
+from kvstrata.plan.actions import Create, Decision, EnsureSecret, Plan, Remove, TakeBack, TurnSecret
+from kvstrata.plan.conditions import WHILE_PAUSED, is_paused
+from kvstrata.plan.kinds.model_deletion import WORKLOADS
 
 _WRITES = Create | EnsureSecret | TakeBack | TurnSecret | Remove
 
@@ -25,3 +31,14 @@ def without_children(resource: Resource, plan: Plan) -> Plan:
         apply=tuple(one for one in plan.apply if one["kind"] == "Role"),
         wake_after_s=None if plan.wake_after_s is None else max(WAIT_S, plan.wake_after_s),
     )
+
+
+def unwritten(world: World, owner: Resource, children: Iterable[Mapping[str, Any]]) -> Decision | None:
+    """Return why a workload among the desired `children` is not written; None if all are."""
+    for child in children:
+        slot = child["kind"], child["metadata"]["name"]
+        live, rewritten = world.children.get(slot), world.rewritten.get(slot)
+        if slot[0] in WORKLOADS and missing(world.memo, live, child, rewritten) is not None:
+            writing = Decision(SharedReason.ROLLING_OUT, f"the {slot[0]} is being written")
+            return WHILE_PAUSED if is_paused(owner) else writing
+    return None

@@ -18,7 +18,6 @@ from kvstrata.contract.messages.engine_identity import UNGOVERNED
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names, sizing
-from kvstrata.objects.applied import missing
 from kvstrata.objects.children import model_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.mark import marked
@@ -35,7 +34,7 @@ from kvstrata.plan.kinds.model_identity import fingerprints, resolution
 from kvstrata.plan.kinds.model_pods import event_questions, not_running, why_not_up
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
 from kvstrata.plan.ownership import foreign_wait_s, name_conflict, no_longer_wanted, read_foreign, secrets_to_take_back
-from kvstrata.plan.paused import without_children
+from kvstrata.plan.paused import unwritten, without_children
 from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as chain
@@ -85,8 +84,8 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
         again = read_foreign(world, model, children, (names.gate_tls(model.name),))
         return replace(made, actions=again, wake_after_s=foreign_wait_s(model, now))
     rolled_out = _rolled_out(world, model)
-    if not _is_written(world, model, children):
-        rolled_out = false(ConditionType.ROLLED_OUT, SharedReason.ROLLING_OUT, "the Deployment is being written")
+    if (waiting := unwritten(world, model, children)) is not None:
+        rolled_out = false(ConditionType.ROLLED_OUT, *waiting)
     former = former_caches(world, model, identity, now, rolled_out=rolled_out.status == "True")
     secrets = (*secrets_to_take_back(world, model), *_certificate(world, ctx, model))
     return replace(
@@ -191,12 +190,6 @@ def _report(
     urgent = not same_witnesses or isolated.failed_now or former.urgent
     can_wait = pending is not None and not urgent
     return Plan(statuses=write_status(model, now, findings, fields, can_wait=can_wait))
-
-
-def _is_written(world: World, model: CachedModel, children: tuple[Mapping[str, Any], ...]) -> bool:
-    wanted = next(child for child in children if child["kind"] == "Deployment")
-    rewritten = world.rewritten.get(("Deployment", wanted["metadata"]["name"]))
-    return missing(world.memo, _deployment(world, model), wanted, rewritten) is None
 
 
 def _problem_of_a_pod(world: World, model: CachedModel) -> Finding | None:

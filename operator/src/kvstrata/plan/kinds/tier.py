@@ -20,7 +20,17 @@ from kvstrata.objects.quantities import binary
 from kvstrata.plan.actions import Action, Decision, Plan, ProbeBackend, StatusWrite, key_of
 from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import guaranteed_bytes
-from kvstrata.plan.conditions import Finding, changes_only, false, kstatus, repeated, true, unknown, write_status
+from kvstrata.plan.conditions import (
+    Finding,
+    changes_only,
+    false,
+    is_paused,
+    kstatus,
+    repeated,
+    true,
+    unknown,
+    write_status,
+)
 from kvstrata.plan.kinds.model_deletion import departure, finalizer_due
 from kvstrata.plan.kinds.tier_promises import file_findings, most_used, promises, restores, used_now
 from kvstrata.plan.ownership import (
@@ -31,7 +41,7 @@ from kvstrata.plan.ownership import (
     read_foreign,
     secrets_to_take_back,
 )
-from kvstrata.plan.paused import without_children
+from kvstrata.plan.paused import unwritten, without_children
 from kvstrata.plan.pod_trouble import looks_due
 from kvstrata.plan.redis import credentials, external
 from kvstrata.plan.redis.backend import accesses, in_force, is_external, not_asked, previous_condition, report_of
@@ -130,10 +140,11 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     if pending is not None and tended is not None:
         pending = tended.hindrance or pending
     fields["external"] = external.servers_to_use(tier, report, domain)
+    waiting = unwritten(world, tier, children) if is_paused(tier) else None
     # Conditions about pods follow from the servers in status.
     is_adopting = fields["external"] is not None and in_force(tier) is None
     findings = (
-        *kstatus(_stalled(world, tier, pending, now), pending, ready),
+        *kstatus(_stalled(world, tier, pending, now), pending or waiting, ready),
         reachable,
         *(_of_cluster(tier, cluster) if cluster is not None else ()),
         *(tended.findings if tended else ()),
