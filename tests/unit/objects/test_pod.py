@@ -102,6 +102,11 @@ def test_the_limits_of_a_gate_are_its_settings() -> None:
     assert [getattr(gate_of(chosen)[0], name) for name in names] == [65536, 300.0, 512, 64, 48, 24, 1000]
 
 
+@pytest.mark.parametrize(("most", "of_a_tenant"), [(100, 50), (3, 2), (1, 1)])
+def test_a_tenant_has_half_of_the_places_of_a_gate(most: int, of_a_tenant: int) -> None:
+    assert gate_of({"maxInFlight": most})[0].max_in_flight_per_tenant == of_a_tenant
+
+
 @pytest.mark.parametrize(
     ("limits", "more_mib"),
     [

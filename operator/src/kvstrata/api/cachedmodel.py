@@ -197,8 +197,8 @@ class GateLimits(ApiModel):
     max_in_flight: Annotated[int, Field(ge=1, le=16_384)] = 1024
     """Sequences that are computed at a time: a request counts as n times its prompts. Absent means 1024."""
 
-    max_in_flight_per_tenant: Annotated[int, Field(ge=1, le=16_384)] = 512
-    """Sequences of one tenant that are computed at a time. Absent means 512."""
+    max_in_flight_per_tenant: Annotated[int, Field(ge=1, le=16_384)] | None = None
+    """Sequences of one tenant that are computed at a time. Absent means half of maxInFlight."""
 
     metrics_tenants: Annotated[int, Field(ge=0, le=10_000)] = 200
     """Tenants with metrics of their own; those of further ones are counted together. Absent means 200."""

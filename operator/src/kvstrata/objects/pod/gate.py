@@ -79,7 +79,7 @@ def _variables(model: CachedModel, identity: str) -> dict[str, str]:
         "KVSTRATA_MAX_CONNECTIONS": str(limits.max_connections),
         "KVSTRATA_MAX_CONNECTIONS_PER_ADDRESS": str(limits.max_connections_per_address),
         "KVSTRATA_MAX_IN_FLIGHT": str(limits.max_in_flight),
-        "KVSTRATA_MAX_IN_FLIGHT_PER_TENANT": str(limits.max_in_flight_per_tenant),
+        "KVSTRATA_MAX_IN_FLIGHT_PER_TENANT": str(limits.max_in_flight_per_tenant or -(-limits.max_in_flight // 2)),
         "KVSTRATA_METRICS_TENANTS": str(limits.metrics_tenants),
         "KVSTRATA_ENGINE_SOCKET": paths.ENGINE_SOCKET,
         "KVSTRATA_POLICY_DIR": paths.POLICY,
