@@ -84,8 +84,8 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
         again = read_foreign(world, model, children, (names.gate_tls(model.name),))
         return replace(made, actions=again, wake_after_s=foreign_wait_s(model, now))
     rolled_out = _rolled_out(world, model)
-    if (waiting := unwritten(world, model, children)) is not None:
-        rolled_out = false(ConditionType.ROLLED_OUT, *waiting)
+    if (late := unwritten(world, model, children)) is not None:
+        rolled_out = false(ConditionType.ROLLED_OUT, *late)
     former = former_caches(world, model, identity, now, rolled_out=rolled_out.status == "True")
     secrets = (*secrets_to_take_back(world, model), *_certificate(world, ctx, model))
     return replace(

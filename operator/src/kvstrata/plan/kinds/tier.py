@@ -140,11 +140,11 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     if pending is not None and tended is not None:
         pending = tended.hindrance or pending
     fields["external"] = external.servers_to_use(tier, report, domain)
-    waiting = unwritten(world, tier, children) if is_paused(tier) else None
+    late = unwritten(world, tier, children) if is_paused(tier) else None
     # Conditions about pods follow from the servers in status.
     is_adopting = fields["external"] is not None and in_force(tier) is None
     findings = (
-        *kstatus(_stalled(world, tier, pending, now), pending or waiting, ready),
+        *kstatus(_stalled(world, tier, pending, now), pending or late, ready),
         reachable,
         *(_of_cluster(tier, cluster) if cluster is not None else ()),
         *(tended.findings if tended else ()),
