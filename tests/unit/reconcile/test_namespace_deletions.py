@@ -142,6 +142,22 @@ def test_a_pod_of_which_nobody_knows_whether_it_ended_holds_a_namespace_up_no_lo
         assert Residue.POD_OPEN in residue(facts)
 
 
+def test_at_the_deadline_a_namespace_goes_without_a_receipt_that_is_refused() -> None:
+    made = world()
+    made.chain.conflict = "two records have one number"
+
+    async def story(w: World) -> None:
+        delete_namespace(w.sim)
+        end_pods(w.sim)
+        await acked_until(w, lambda: left(w.sim) == [], tick_s=600)
+        assert w.kept(), "the receipts are owed"
+        w.chain.conflict = ""
+        await acked_until(w, lambda: not w.kept())
+
+    run(story, made)
+    assert {facts.subject.scope_name for facts in made.chain.issued} == {"acme", "globex"}
+
+
 def test_an_operator_that_comes_when_the_domain_is_gone_lets_policies_go_and_makes_nothing_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

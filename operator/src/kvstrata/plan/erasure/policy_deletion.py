@@ -303,7 +303,8 @@ def _case(world: World, policy: TenantCachePolicy, now: datetime) -> DeletionCas
     written = own.record.erasure.only(ReceiptWritten) if own is not None else None
     erasing, ready = world.invalidations.get(invalidation_name(policy)), policy.status.condition(ConditionType.READY)
     has_no_object = ready is not None and ready.reason in (PolicyReason.CREATION_REFUSED, PolicyReason.ABANDONING)
-    began = erasing.metadata.creation_timestamp if erasing is not None else None if has_no_object else now
+    started = own.record.erasure.order.started if own is not None else now
+    began = erasing.metadata.creation_timestamp if erasing is not None else None if has_no_object else started
     case = DeletionCase(
         policy,
         erasing=erasing,
