@@ -11,6 +11,7 @@ import pytest
 
 from kvstrata.clients.resources import CONFIG_MAP, JOB, NETWORK_POLICY, SECRET
 from kvstrata.objects import labels, names
+from kvstrata.plan.erasure.receipt_chain import ChainConflictError
 from kvstrata.reconcile.claims import NameConflictError
 from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.erasure.record_store import RecordStore, name_of
@@ -114,7 +115,7 @@ class TestRecords:
 async def test_public_keys_are_not_written_into_a_config_map_of_others() -> None:
     kube = MemoryKube()
     kept = untouched(kube, foreign("v1", "ConfigMap", names.RECEIPT_PUBLIC_KEYS, data={"theirs": "x"}))
-    with pytest.raises(NameConflictError, match=f"ConfigMap {names.RECEIPT_PUBLIC_KEYS} belongs to others"):
+    with pytest.raises(ChainConflictError, match=f"ConfigMap {names.RECEIPT_PUBLIC_KEYS} belongs to others"):
         await Chains(kube, WHERE, lambda: NOW).issue(NAMESPACE, DOMAIN, None, erasure("order-1"))
     assert kept()
     assert not [slot for slot in kube.objects if slot[0] == CONFIG_MAP.kind and slot[2] != names.RECEIPT_PUBLIC_KEYS]

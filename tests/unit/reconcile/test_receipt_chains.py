@@ -92,6 +92,21 @@ def verifies(kube: MemoryKube, *pinned: str) -> list[str]:
     return [one.link.subject_uid or "a hand-over" for one in chain.receipts]
 
 
+async def test_a_receipt_that_the_api_server_refuses_is_refused_and_a_failure_of_the_server_is_not(
+    kube: MemoryKube, chains: Chains
+) -> None:
+    why = KubeError(403, "Forbidden", "exceeded quota: configmaps")
+
+    def refuse(verb: str, kind: str, name: str) -> None:
+        raise why
+
+    kube.before_write = refuse
+    assert "exceeded quota: configmaps" in await refusal(chains, erasure("order-1"))
+    why = KubeError(503, "ServiceUnavailable", "later")
+    with pytest.raises(KubeError):
+        await chains.issue(NAMESPACE, DOMAIN, None, erasure("order-1"))
+
+
 class TestAChain:
     async def test_grows_by_a_receipt_for_each_order(self, kube: MemoryKube, chains: Chains) -> None:
         first, second = await append(chains, erasure("order-1")), await append(chains, lazy("order-2"))

@@ -65,9 +65,9 @@ class Chains:
 
     async def issue(self, namespace: str, domain: str, recorded: ReceiptChain | None, facts: Erasure) -> ChainState:
         """Return the chain of a domain (its id) with an erasure's receipt, which is appended unless it exists.
-        `recorded` is the chain in the CacheDomain's status. Raises ChainConflictError, before any write, for a chain
-        that only an administrator can repair; KubeError and NotLeadingError, after which a retry finds the written
-        record."""
+        `recorded` is the chain in the CacheDomain's status. Raises ChainConflictError if only an administrator can
+        help, before any write for a chain to repair; KubeError and NotLeadingError, after which a retry finds the
+        written record."""
         async with self._lock:
             return await self._append(domain, lambda *_: recorded, namespace, facts)
 
@@ -130,6 +130,11 @@ class Chains:
                 await self._write(keys.sign(record), found)
         except (SigningError, ReceiptError) as error:
             raise ChainConflictError(str(error)) from None
+        except KubeError as error:
+            if not (error.is_refusal or isinstance(error, NameConflictError)):
+                raise
+            where = f"namespace {self._namespace} takes no receipt: {error}"
+            raise ChainConflictError(where) from error
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
 
     async def _domains(self) -> list[str]:
