@@ -19,6 +19,8 @@ from tests.unit.reconcile.deletions import (
     POLICY,
     acked_until,
     annotate,
+    delete_namespace,
+    end_pods,
     erasing,
     gone,
     is_gone,
@@ -254,6 +256,32 @@ def test_a_policy_goes_although_a_tier_with_its_blocks_went_first_and_its_receip
     assert (ReceiptClaim.VERIFIED in claims(facts)) is (not named)
     reasons = [raw["reason"] for (kind, *_), raw in made.sim.kube.objects.items() if kind == "Event"]
     assert ("NotProven" in reasons) is bool(named)
+
+
+@pytest.mark.parametrize("namespace_goes", [False, True])
+def test_a_receipt_names_no_tier_that_had_gone_before_the_policy_came(namespace_goes: bool) -> None:
+    sim = at_rest(redis_tier(redis=EXTERNAL), policy("acme"), pods=2)
+    sim.put(model(tiers=("cpu", "shared")))
+    sim.come_to_rest()
+    made = World(sim)
+
+    async def story(w: World) -> None:
+        w.sim.put(model(tiers=("cpu",)))
+        w.sim.delete("CacheTier", "shared")
+        w.sim.put(policy("globex"))
+        for _ in range(3):
+            await w.turn(5)
+        if namespace_goes:
+            delete_namespace(w.sim)
+            end_pods(w.sim)
+            await gone(w, name="acme", tick_s=5)
+        else:
+            w.sim.delete(POLICY, "globex")
+        await gone(w, name="globex", tick_s=5)
+
+    run(story, made)
+    lost = {facts.subject.scope_name: Residue.TIER_LOST in residue(facts) for facts in made.chain.issued}
+    assert lost == {"globex": False} | ({"acme": True} if namespace_goes else {})
 
 
 def test_a_policy_that_was_deleted_long_before_an_operator_saw_it_is_erased_as_any_other() -> None:

@@ -54,7 +54,8 @@ class Ending:
     The first five fields are the last known values of deleted objects. `refused` are UIDs of policies for which the API
     server creates nothing any more, `witnessed` those that this process saw before their deletion. `untouched` are UIDs
     of tiers that no operator had reported about when this process saw them, and since then no pod of the namespace may
-    have run. It is dropped when neither an object nor an erasure of the namespace is left.
+    have run. `users`: by deleted tier, UIDs of the policies at its end; later ones stored nothing there. It is dropped
+    when neither an object nor an erasure of the namespace is left.
     """
 
     domain_id: str | None = None
@@ -65,6 +66,11 @@ class Ending:
     refused: set[str] = field(default_factory=set)
     witnessed: set[str] = field(default_factory=set)
     untouched: set[str] = field(default_factory=set)
+    users: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def tiers_of(self, policy: TenantCachePolicy) -> dict[str, CacheTier]:
+        """Return the deleted tiers in which a policy's scope may have blocks."""
+        return {name: tier for name, tier in self.tiers.items() if policy.uid in self.users[name]}
 
 
 @dataclass(slots=True)

@@ -112,6 +112,7 @@ class DomainStore(World):
                 self.ending.refused.discard(before.uid)
             case CacheTier():
                 self.ending.tiers[before.name] = before
+                self.ending.users[before.name] = frozenset(self.policy_names)
                 self.clusters.pop(before.name, None)
             case CachedModel():
                 self.ending.models[before.name] = before

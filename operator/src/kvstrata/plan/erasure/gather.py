@@ -83,16 +83,17 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         for one in status.scopes
         if one.old_epoch
     )
-    chosen, leaves_all = {tier.name for tier in invalidation.spec.tiers}, erased_policy(world, invalidation) is not None
+    chosen, leaving = {tier.name for tier in invalidation.spec.tiers}, erased_policy(world, invalidation)
     meant = {name: tier for name, tier in world.tiers.items() if not chosen or name in chosen}
-    if leaves_all:
-        meant = {**{tier.name: tier for tier in world.ending.tiers.values() if may_hold(world, tier)}, **meant}
+    if leaving is not None:
+        former = world.ending.tiers_of(leaving)
+        meant = {**{name: tier for name, tier in former.items() if may_hold(world, tier)}, **meant}
     keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
     order = ErasureOrder(
         subject=_subject(invalidation),
         started=started,
         keyspaces=tuple(sorted(keyspaces)),
-        tiers=shared_tiers(tier for tier in meant.values() if leaves_all or not tier.metadata.deleting),
+        tiers=shared_tiers(tier for tier in meant.values() if leaving is not None or not tier.metadata.deleting),
         excluded_tiers=tuple(sorted(world.tiers.keys() - meant.keys())),
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,

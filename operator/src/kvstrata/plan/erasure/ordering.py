@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
-from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import Subject, Target
@@ -127,7 +126,7 @@ def _begin_of_policy(world: World, policy: TenantCachePolicy, now: datetime) -> 
         subject=_subject(policy),
         started=now,
         keyspaces=(derive_keyspace(domain_key, Scope(left.kind, left.name), left.old),),
-        tiers=gather.shared_tiers(_tiers(world).values()),
+        tiers=gather.shared_tiers({**world.ending.tiers_of(policy), **world.tiers}.values()),
         excluded_scopes=gather.left_out(shared_by(world, policy)),
         deadline_s=ENDING_LIMIT_S,
         allow_residue=True,
@@ -142,7 +141,7 @@ def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rol
     """Return the fact that no bundle has the policy, once true."""
     if not bundles_lack(world, frozenset(record.erasure.order.keyspaces)):
         return None
-    tiers, models = _tiers(world), {**world.ending.models, **world.models}
+    tiers, models = {**world.ending.tiers, **world.tiers}, {**world.ending.models, **world.models}
     pods = {witness.uid: witness for witness in witnesses_now(world, now)}
     empty = not_started(world)
     return Rolled(
@@ -162,12 +161,8 @@ def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rol
     )
 
 
-def _tiers(world: World) -> dict[str, CacheTier]:
-    return {**world.ending.tiers, **world.tiers}
-
-
 def _lost(world: World, policy: TenantCachePolicy, now: datetime) -> Iterator[TierLost]:
-    for name, tier in sorted(world.ending.tiers.items()):
+    for name, tier in sorted(world.ending.tiers_of(policy).items()):
         if name not in world.tiers and tier.spec.outlives_pods:
             yield TierLost(name, now)
     if policy.uid not in world.ending.witnessed:
