@@ -158,6 +158,28 @@ def test_with_serve_stale_a_silent_pod_is_never_counted_as_fenced() -> None:
     assert phase(simulation) == "Complete"
 
 
+@pytest.mark.parametrize("rolled", [True, False])
+@pytest.mark.parametrize("answers", [True, False])
+def test_after_an_outage_longer_than_the_deadline_pods_are_heard_before_an_invalidation_ends(
+    *, rolled: bool, answers: bool
+) -> None:
+    simulation = at_rest(policy("acme"), onStale="ServeStale", deletionDeadline="10m")
+    started = {} if rolled else {"startTime": format_timestamp(simulation.now)}
+    simulation.put({**invalidation("now", scope={"tenant": "acme"}), "status": started})
+    if rolled:
+        simulation.settle()
+        assert phase(simulation) == "AwaitingAcks"
+    simulation.now += timedelta(minutes=20)
+    simulation.restart()
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    if answers:
+        simulation.ack("pod-0")
+        simulation.ack("pod-1")
+    simulation.advance(70)
+    assert phase(simulation) == ("Complete" if answers else "Failed")
+
+
 def test_a_lazy_invalidation_ends_unproven_at_the_domains_deadline_and_names_the_pods_that_may_still_serve() -> None:
     simulation = at_rest(policy("acme"), onStale="ServeStale", deletionDeadline="10m")
     before = simulation.entry("acme").keyspace

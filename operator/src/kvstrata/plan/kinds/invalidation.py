@@ -39,6 +39,9 @@ from kvstrata.plan.witnesses import Witness, account_for, witnesses_now
 LOOK_AGAIN_S = 5.0
 """When to repeat orders about an erasure."""
 
+HEARD_S = 60.0
+"""Time in which a new leader writes new epochs and hears every pod that answers."""
+
 
 def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
     """Return the next step of an invalidation; every step is idempotent and names the next in status.phase."""
@@ -311,11 +314,13 @@ def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
 
 def _left_s(world: World, invalidation: CacheInvalidation, now: datetime) -> float:
     """Return the seconds until the deadline, negative after it. The domain's is for lazy ones, and for that of a
-    deleted policy before it begins."""
-    start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
+    deleted policy before it begins; a new leader, as after an outage, first hears the pods."""
+    start, limit_s, since = invalidation.status.start_time, invalidation.spec.deadline_s, world.led_since
+    heard_s = -inf
     if limit_s is None and (invalidation.spec.mode is Mode.LAZY or ERASES in invalidation.metadata.annotations):
         limit_s = world.domain_spec.deletion_deadline.in_seconds
-    return limit_s - (now - start).total_seconds() if start is not None and limit_s is not None else inf
+        heard_s = HEARD_S - (now - since).total_seconds() if since is not None else heard_s
+    return max(limit_s - (now - start).total_seconds(), heard_s) if start is not None and limit_s is not None else inf
 
 
 def _took(invalidation: CacheInvalidation, now: datetime) -> str:
