@@ -158,10 +158,25 @@ def test_patterns_under_all_keys_of_a_request_have_a_bound_together() -> None:
 def test_patterns_with_repetitions_have_a_bound_by_their_lengths(pattern: str) -> None:
     """Counting them takes up to half a microsecond a character, on the gate's loop."""
     most = MAX_WRITTEN_OUT // (4 * 1024)
-    SchemaBudget().take({"items": [{"pattern": pattern}] * most}, "schema")
+    others = [{"pattern": pattern[:-1] + chr(ord("A") + number)} for number in range(most + 1)]
+    SchemaBudget().take({"items": others[:most]}, "schema")
     with pytest.raises(Refusal):
-        SchemaBudget().take({"items": [{"pattern": pattern}] * (most + 1)}, "schema")
+        SchemaBudget().take({"items": others}, "schema")
     SchemaBudget().take({"items": [{"pattern": "a" * 1024}] * (2 * most)}, "schema")
+
+
+UUID = (
+    "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}|0{8}(-0{4}){3}-0{12})$"
+)
+
+
+def test_one_pattern_of_many_tools_is_counted_once() -> None:
+    """As generators of schemas write one for each identifier and date."""
+    many = {f"p{number}": {"type": "string", "pattern": UUID} for number in range(5)}
+    tools = [TOOLS[bodies.CHAT.path]({"properties": dict(many)}) for _ in range(100)]
+    assert len(bodies.rewrite(bodies.CHAT, {**PLAIN, "tools": tools})[0]["tools"]) == 100
+    with pytest.raises(Refusal):
+        bodies.rewrite(bodies.CHAT, {**PLAIN, "tools": tools * 5})
 
 
 def test_the_structures_of_a_tag_have_a_bound_together() -> None:

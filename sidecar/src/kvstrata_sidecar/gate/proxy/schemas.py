@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,8 +24,8 @@ MAX_SCHEMA_DEPTH = 32
 MAX_ALTERNATIVES = 1000
 MAX_REGEX_CHARACTERS = 1024
 MAX_WRITTEN_OUT = 100_000
-"""Characters of all patterns of a budget with their repetitions written out: `(a{100}){100}` has 10,000. A pattern with
-repetitions counts at least four times its length, so that counting takes 10 ms at most."""
+"""Characters of all patterns of a budget with their repetitions written out: `(a{100}){100}` has 10,000. Each different
+pattern with repetitions counts once at least four times its length, so that counting takes 10 ms at most."""
 
 _ALTERNATIVES = frozenset({"anyOf", "oneOf", "allOf", "enum"})
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
@@ -65,6 +65,7 @@ class SchemaBudget:
 
     _bytes: int = 0
     _written_out: int = 0
+    _sizes: dict[str, int] = field(default_factory=dict)
 
     def take(self, value: object, where: str) -> None:
         """Bounds a JSON schema, or an object that contains schemas."""
@@ -149,7 +150,11 @@ class SchemaBudget:
             return
         if len(pattern) > MAX_REGEX_CHARACTERS:
             raise wrong(where, f"a schema with patterns of at most {MAX_REGEX_CHARACTERS} characters")
-        self._written_out += max(written_out(pattern), 4 * len(pattern) if "{" in pattern else 0)
+        size = self._sizes.get(pattern)
+        if size is None:
+            size = self._sizes[pattern] = max(written_out(pattern), len(pattern))
+            size = max(size, 4 * len(pattern)) if "{" in pattern else size
+        self._written_out += size
         if self._written_out > MAX_WRITTEN_OUT:
             raise wrong(where, f"a value with patterns of at most {MAX_WRITTEN_OUT} characters written out")
 
