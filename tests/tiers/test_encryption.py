@@ -112,6 +112,7 @@ class TestATierThatRequiresEncryption:
         assert sealed.load([block(KEYSPACE_A)])[0] == [0]
         assert stored(redis_server) == []
         assert sealed.store([block(KEYSPACE_A)], fill=9) == StoreOutcome(True, BLOCK_BYTES)
+        assert sealed.lookup([block(KEYSPACE_A)]) == [1], "it is not remembered as unreadable"
         assert sealed.load([block(KEYSPACE_A)])[0] == [1]
         Books(redis_server, KEYSPACE_A).assert_consistent()
 

@@ -84,7 +84,8 @@ class LoadPart(BlocksPart[ClusterTransport, Place, TierDeps]):
                 self.deps.refuse(one.place.keyspace, load.refusal)
             elif load.unreadable:
                 self.deps.counters.add("unreadable")
-                self.deps.unread.put((one.place.keyspace, one.place.member), True)
+                if not load.damaged:  # that makes room for a good one
+                    self.deps.unread.put((one.place.keyspace, one.place.member), True)
         damaged = [one.place for one, load in misses if load.damaged]
         if damaged:  # they would block good ones until they expire
             protocol.discard(transport, damaged)
