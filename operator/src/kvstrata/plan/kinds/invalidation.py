@@ -39,8 +39,8 @@ from kvstrata.plan.witnesses import Witness, account_for, witnesses_now
 LOOK_AGAIN_S = 5.0
 """When to repeat orders about an erasure."""
 
-HEARD_S = 60.0
-"""Time in which a new leader writes new epochs and hears every pod that answers."""
+REPORTED_S = 60.0
+"""Time in which a new leader writes new epochs and every pod that answers reports to it."""
 
 
 def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
@@ -314,13 +314,15 @@ def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
 
 def _left_s(world: World, invalidation: CacheInvalidation, now: datetime) -> float:
     """Return the seconds until the deadline, negative after it. The domain's is for lazy ones, and for that of a
-    deleted policy before it begins; a new leader, as after an outage, first hears the pods."""
-    start, limit_s, since = invalidation.status.start_time, invalidation.spec.deadline_s, world.led_since
-    heard_s = -inf
+    deleted policy before it begins; a new leader, as after an outage, first reads the pods' reports."""
+    start, limit_s, reported_s = invalidation.status.start_time, invalidation.spec.deadline_s, -inf
     if limit_s is None and (invalidation.spec.mode is Mode.LAZY or ERASES in invalidation.metadata.annotations):
         limit_s = world.domain_spec.deletion_deadline.in_seconds
-        heard_s = HEARD_S - (now - since).total_seconds() if since is not None else heard_s
-    return max(limit_s - (now - start).total_seconds(), heard_s) if start is not None and limit_s is not None else inf
+        if world.led_since is not None:
+            reported_s = REPORTED_S - (now - world.led_since).total_seconds()
+    if start is None or limit_s is None:
+        return inf
+    return max(limit_s - (now - start).total_seconds(), reported_s)
 
 
 def _took(invalidation: CacheInvalidation, now: datetime) -> str:
