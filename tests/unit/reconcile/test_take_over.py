@@ -6,7 +6,7 @@ import pytest
 
 from kvstrata.objects import names
 from kvstrata.plan.ownership import TAKE_OVER
-from tests.support.objects import Raw
+from tests.support.objects import Raw, policy
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.test_foreign_objects import (
     DOMAIN,
@@ -72,9 +72,10 @@ def test_only_listed_objects_are_taken_over() -> None:
     assert live(simulation, "ServiceAccount", "kvs-tiny") == before
 
 
-def test_every_conflict_is_named_at_once_labelled_or_not_secret_or_not() -> None:
+def test_every_conflict_is_named_at_once_labelled_or_not_secret_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restored with another installation's marks: nothing is named only after another was taken over."""
-    simulation = as_backup_tools_do(settled(), b"another installation")
+    monkeypatch.setattr("kvstrata.contract.policy.bundle.MAX_SHARD_BYTES", 600)
+    simulation = as_backup_tools_do(settled(*map(policy, ("globex", "initech", "umbrella"))), b"another installation")
     simulation.advance(30)
     taken = {owner: proposed(in_the_way(simulation, owner)).split(",") for owner in (TIER, DOMAIN)}
     assert taken[DOMAIN] == [listing(live(simulation, "Secret", "kvstrata-domain"))]
@@ -82,14 +83,15 @@ def test_every_conflict_is_named_at_once_labelled_or_not_secret_or_not() -> None
     simulation.advance(30)
     taken = {owner: proposed(in_the_way(simulation, owner)).split(",") for owner in (TIER, MODEL)}
     assert len(taken[TIER]) == 6
-    assert len(taken[MODEL]) >= 9
+    assert [one.split("/")[1] for one in taken[MODEL] if "bundle" in one] == [
+        "kvs-tiny-bundle",
+        *(names.bundle_shard("tiny", index, "a") for index in range(2)),
+    ]
+    assert len(taken[MODEL]) == 11
     for owner, listed in taken.items():
         annotate(simulation, owner, ",".join(listed))
     simulation.advance(60)
-    left = proposed(in_the_way(simulation, MODEL))
-    if left:  # a shard of the bundle, which is named by the root that was in the way
-        annotate(simulation, MODEL, left)
-    simulation.advance(60)
+    assert in_the_way(simulation, MODEL) == ""
     simulation.come_to_rest()
     assert simulation.unsettled() == {}
 

@@ -29,8 +29,8 @@ EVERY = (*APPLIED, *SECRETS)
 LOST = ("uid", "resourceVersion", "ownerReferences", "managedFields", "creationTimestamp", "generation")
 
 
-def settled() -> Simulation:
-    simulation = Simulation(*OBJECTS)
+def settled(*more: Raw) -> Simulation:
+    simulation = Simulation(*OBJECTS, *more)
     simulation.come_to_rest()
     return simulation
 

@@ -25,6 +25,7 @@ from kvstrata.plan.ownership import is_ours
 from . import metrics
 from .affected import affected_by_commit
 from .audit import record_sharing
+from .claims import NameConflictError
 from .domain_store import DomainStore
 from .queue import WorkQueue
 from .secrets import SecretStore, decode
@@ -46,12 +47,18 @@ class Bundles:
         self._may_write = may_write
 
     async def commit(self, key: Key, commit: CommitBundle) -> None:
-        """Write changed shards into their free slots, then flip the root."""
+        """Write changed shards into their free slots, then flip the root. Every foreign shard is found, then raised."""
         started = time.monotonic()
         self._queue.hold_off(key, COMMIT_INTERVAL_S)
         domain = self._store.domain(key.namespace)
+        conflict: NameConflictError | None = None
         for name, data in shards_of(commit):
-            await self._write_shard(domain, commit, name, data)
+            try:
+                await self._write_shard(domain, commit, name, data)
+            except NameConflictError as error:
+                conflict = error
+        if conflict is not None:
+            raise conflict
         bundle = Bundle(commit.root, commit.entries, commit.pools)
         version = await self._write_root(domain, commit, bundle)
         before = domain.bundles.get(commit.model)

@@ -81,7 +81,7 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     identity, children = _identity(world, model), _desired(world, ctx, model)
     if conflict := name_conflict(world, model, children):
         made = _left_alone(world, model, now, kstatus(conflict))
-        again = read_foreign(world, model, children, (names.gate_tls(model.name),))
+        again = read_foreign(world, model, children, (names.gate_tls(model.name), names.bundle_root(model.name)))
         return replace(made, actions=again, wake_after_s=foreign_wait_s(model, now))
     rolled_out = _rolled_out(world, model)
     if (late := unwritten(world, model, children)) is not None:
