@@ -17,6 +17,7 @@ import pytest
 from e2e.product.caller_pod import CallerPod, caller_pod
 from e2e.product.calls import replica
 from e2e.product.chapters import ACME_KEY, MODEL
+from e2e.product.install import READY_TIMEOUT_S
 from e2e.product.kubectl import Kubectl, pod_names, wait_until
 from e2e.product.prompts import WHOLE_CHUNKS, fresh_prompt
 from e2e.product.release import PODS, Raw, Release, annotate, namespace, release, small_domain, wait_settled
@@ -115,7 +116,8 @@ def test_a_namespace_restored_elsewhere_is_named_object_by_object_and_taken_over
         _create(kubectl, moved)
         before = _children(kubectl, ELSEWHERE)
         stack.enter_context(release(kubectl, "elsewhere", ELSEWHERE))
-        stack.callback(kubectl.run, "delete", "namespace", ELSEWHERE, "--ignore-not-found")
+        ends = ("delete", "namespace", ELSEWHERE, "--ignore-not-found")
+        stack.callback(kubectl.run, *ends, timeout_s=READY_TIMEOUT_S)
 
         for parent in PARENTS:
             # Tiers and models wait for the domain's key.
