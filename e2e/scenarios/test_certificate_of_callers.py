@@ -163,6 +163,7 @@ def _secret(certificate: str, key: str, authority: Authority) -> dict[str, Any]:
 def _spec(kubectl: Kubectl) -> dict[str, Any]:
     """The spec of a model with one small replica without tiers, after the demo's."""
     made: dict[str, Any] = copy.deepcopy(kubectl.get("cachedmodel", MODEL, DEMO_NAMESPACE)["spec"])
+    made["model"]["name"] = NAME  # which a replica asks for
     made["engine"]["args"][-1] = "96"
     made["engine"] |= {"replicas": 1, "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}}}
     made["gate"]["tls"] = {"mode": "Secret", "secretRef": {"name": SECRET}}
