@@ -25,7 +25,7 @@ MAX_ALTERNATIVES = 1000
 MAX_REGEX_CHARACTERS = 1024
 MAX_WRITTEN_OUT = 100_000
 """Characters of all patterns of a budget with their repetitions written out: `(a{100}){100}` has 10,000. Each different
-pattern with repetitions counts once at least four times its length, so that counting takes 10 ms at most."""
+pattern with repetitions counts once at least ten times its length, so that counting takes 4 ms at most."""
 
 _ALTERNATIVES = frozenset({"anyOf", "oneOf", "allOf", "enum"})
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
@@ -153,7 +153,7 @@ class SchemaBudget:
         size = self._sizes.get(pattern)
         if size is None:
             size = self._sizes[pattern] = max(written_out(pattern), len(pattern))
-            size = max(size, 4 * len(pattern)) if "{" in pattern else size
+            size = max(size, 10 * len(pattern)) if "{" in pattern else size
         self._written_out += size
         if self._written_out > MAX_WRITTEN_OUT:
             raise wrong(where, f"a value with patterns of at most {MAX_WRITTEN_OUT} characters written out")
