@@ -170,17 +170,16 @@ def test_an_operator_that_comes_when_the_domain_is_gone_lets_policies_go_and_mak
     assert "went without its receipt" in caplog.text
 
 
-def test_an_operator_that_comes_before_the_domain_goes_says_that_it_does_not_know_what_went() -> None:
+def test_an_operator_that_comes_before_the_domain_goes_knows_from_the_policy_what_went() -> None:
     made = world()
     sim = made.sim
     sim.kube.api.ending.add(NAMESPACE)
     for kind, name in (("CachedModel", "tiny"), ("CacheTier", "shared"), ("CacheTier", "cpu"), (POLICY, "acme")):
         sim.delete(kind, name)
     end_pods(sim)
+    sim.store.domain(NAMESPACE).servers.clear()
     sim.restart()
     run(partial(gone, tick_s=5), made)
     (facts,) = made.chain.issued
-    assert [item.about for item in facts.residue if item.kind is Residue.TIER_LOST] == ["", "shared"], (
-        "the tier with servers waited for the operator, others may have gone before"
-    )
+    assert [item.about for item in facts.residue if item.kind is Residue.TIER_LOST] == ["shared"]
     assert ReceiptClaim.ERASED not in claims(facts)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import StatusModel
-from kvstrata.api.markers import map_list
+from kvstrata.api.markers import atomic_list, map_list, set_list
 from kvstrata.api.scalars import Count, Generation, Pattern, Quantity, ShortText, Text, Timestamp
 from kvstrata.contract.policy.keyspace import ScopeKind
 
@@ -43,6 +43,19 @@ class Condition(StatusModel):
     """When status last changed."""
 
 
+MAX_STORES = 64
+
+
+class Store(StatusModel):
+    """A place outside of pods that holds blocks: the servers of a Redis tier, or a folder of nodes."""
+
+    tier: ShortText
+    """Name of its CacheTier."""
+
+    places: Annotated[tuple[Annotated[str, StringConstraints(max_length=2048)], ...], Field(max_length=64), set_list()]
+    """What identifies it: endpoints of external servers, the UID of a managed tier, or a folder and its tier's name."""
+
+
 class ScopeStatus(StatusModel):
     """A scope and its current epoch. A new epoch makes everything cached under the old one unreachable."""
 
@@ -59,6 +72,9 @@ class ScopeStatus(StatusModel):
 
     rolls: Count = 0
     """How often the epoch was replaced."""
+
+    stores: Annotated[tuple[Store, ...], Field(max_length=MAX_STORES), atomic_list()] = ()
+    """Stores outside of pods that may have blocks under this epoch. Erasures name those that are no tier's any more."""
 
 
 class TierUsage(StatusModel):

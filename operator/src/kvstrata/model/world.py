@@ -52,10 +52,9 @@ class Ending:
     """Memory of a namespace under deletion: its objects go in any order, and the last policy may need them all.
 
     The first five fields are the last known values of deleted objects. `refused` are UIDs of policies for which the API
-    server creates nothing any more, `witnessed` those that this process saw before their deletion. `untouched` are UIDs
-    of tiers that no operator had reported about when this process saw them, and since then no pod of the namespace may
-    have run. `users`: by deleted tier, UIDs of the policies at its end; later ones stored nothing there. It is dropped
-    when neither an object nor an erasure of the namespace is left.
+    server creates nothing any more. `untouched` are UIDs of tiers that no operator had reported about when this process
+    saw them, and since then no pod of the namespace may have run. It is dropped when neither an object nor an erasure
+    of the namespace is left.
     """
 
     domain_id: str | None = None
@@ -64,13 +63,7 @@ class Ending:
     tiers: dict[str, CacheTier] = field(default_factory=dict)
     models: dict[str, CachedModel] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
-    witnessed: set[str] = field(default_factory=set)
     untouched: set[str] = field(default_factory=set)
-    users: dict[str, frozenset[str]] = field(default_factory=dict)
-
-    def tiers_of(self, policy: TenantCachePolicy) -> dict[str, CacheTier]:
-        """Return the deleted tiers in which a policy's scope may have blocks."""
-        return {name: tier for name, tier in self.tiers.items() if policy.uid in self.users[name]}
 
 
 @dataclass(slots=True)

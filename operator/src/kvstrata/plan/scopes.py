@@ -97,6 +97,7 @@ def generation_due(holder: TenantCachePolicy | TenantGroup | PrefixPool) -> bool
     return acted_on is not None and acted_on != holder.spec.cache_generation
 
 
-def fresh_epoch(world: World, scope: Scope, previous: ScopeStatus | None) -> ScopeStatus:
-    rolls = previous.rolls + 1 if previous else 0
-    return ScopeStatus(kind=scope.kind, name=scope.name, epoch=epoch_from_random(world.entropy[:16]), rolls=rolls)
+def fresh_epoch(world: World, scope: Scope, previous: ScopeStatus | None, drawn: str = "") -> ScopeStatus:
+    """Return a scope with the epoch `drawn`, by default a new one, and without stores."""
+    epoch, rolls = drawn or epoch_from_random(world.entropy[:16]), previous.rolls + 1 if previous else 0
+    return ScopeStatus(kind=scope.kind, name=scope.name, epoch=epoch, rolls=rolls)

@@ -24,7 +24,7 @@ from kvstrata.plan.budgets.retention import retention_sharers
 from kvstrata.plan.budgets.usage import holders_of_news
 from kvstrata.plan.pools.readers import with_narrowed_pools
 from kvstrata.plan.pools.shards import changed_pools, leftovers
-from kvstrata.plan.redis.backend import servers_held
+from kvstrata.plan.redis.backend import places_of, servers_held
 
 DOMAIN, TIER, MODEL, POLICY, GROUP, POOL, INVALIDATION = (
     "CacheDomain", "CacheTier", "CachedModel", "TenantCachePolicy", "TenantGroup", "PrefixPool", "CacheInvalidation",
@@ -52,7 +52,8 @@ def _of_domain(world: World, _key: Key, _before: Any, _after: Any) -> set[Key]:
 def _of_tier(world: World, key: Key, before: CacheTier | None, after: CacheTier | None) -> set[Key]:
     keys = _keys(world, MODEL, lambda model: key.name in model.tier_names) | _neighbours(world, before, after)
     keys |= _keys(world, POOL) | _keys(world, BUNDLE)
-    if before is None or after is None or before.spec.allowed_classifications != after.spec.allowed_classifications:
+    seen = [(one.spec.allowed_classifications, places_of(one)) for one in (before, after) if one]
+    if seen[1:] != seen[:1]:
         return keys | _keys(world, POLICY) | _keys(world, GROUP)
     return keys | _with_budgets_in(world, {key.name})
 

@@ -179,11 +179,11 @@ def _denied(resource: Holder | None) -> tuple[int | None] | None:
     return (reported.observed_generation,)
 
 
-def record_news(before: ErasureRecord, after: ErasureRecord) -> None:
-    """Log and count each fact that a write added."""
+def record_news(before: ErasureRecord | None, after: ErasureRecord) -> None:
+    """Log and count each fact that a write added; `before` is None for a new record."""
     name = f"{CacheInvalidation.INFO.kind}/{after.invalidation}"
     for key, fact in sorted(after.erasure.facts.items()):
-        if before.erasure.facts.get(key) == fact:
+        if before is not None and before.erasure.facts.get(key) == fact:
             continue
         metrics.count_look(fact)
         if (event := _event_of_fact(fact)) is not None:

@@ -95,8 +95,6 @@ class DomainStore(World):
     def _note_presence(self, after: Resource) -> None:
         """Record a present object, so that nothing older is taken for its end."""
         match after:
-            case TenantCachePolicy() if not after.metadata.deleting:
-                self.ending.witnessed.add(after.uid)
             case CacheTier():
                 self.ending.tiers.pop(after.name, None)
             case CachedModel():
@@ -108,11 +106,9 @@ class DomainStore(World):
     def _note_end(self, before: Resource) -> None:
         match before:
             case TenantCachePolicy():
-                self.ending.witnessed.discard(before.uid)
                 self.ending.refused.discard(before.uid)
             case CacheTier():
                 self.ending.tiers[before.name] = before
-                self.ending.users[before.name] = frozenset(self.policy_names)
                 self.clusters.pop(before.name, None)
             case CachedModel():
                 self.ending.models[before.name] = before

@@ -16,6 +16,7 @@ from kvstrata.model.pods import Departure, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import OBJECTS, World
 from kvstrata.plan.claim import served_by_another
+from kvstrata.plan.keys.data_keys import HOLDERS
 from kvstrata.plan.ownership import controllers
 from kvstrata.reconcile.affected import affected_by_object, affected_by_pod, affected_by_state
 
@@ -205,7 +206,9 @@ class Store:
                 if server.ever_ran and not (ended or server.ended):
                     lost = Departure(server.name, server.uid, self._now(), clean=False)
                     d.lost_servers[tier] = (*d.lost_servers.get(tier, ()), lost)[-MAX_DEPARTURES:]
-                return frozenset({Key("CacheTier", d.namespace, tier)})
+                holders = () if tier in d.tiers else HOLDERS  # their record of stores
+                keys = (Key(kind, d.namespace, one) for kind in holders for one in d.objects(kind))
+                return frozenset({Key("CacheTier", d.namespace, tier), *keys})
         for model, pods in d.pods.items():
             if (pod := pods.pop(name, None)) is None:
                 continue

@@ -237,9 +237,9 @@ class ServersSeen(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class TierLost(_Fact):
-    """A tier was removed before it was erased; with `server`, only that server of it was: its pod vanished, and its end
-    was not reported. `unused`: no pod ever used the tier, so it held nothing. Earlier versions read each as a lost
-    tier."""
+    """A tier was removed, or its name is another's, before it was erased; with `server`, only that server of it is
+    lost: its pod vanished and its end was not reported, or it is one of the tier's former servers. `unused`: no pod
+    ever used the tier, so it held nothing. Earlier versions read each as a lost tier."""
 
     WIRE = Wire("a fact of an erasure", camel=True, omit=("unused", "server"))
     ABOUT = ("tier", "server")

@@ -21,6 +21,7 @@ from kvstrata.model.erasure.facts import Fact, HeldKey, ReceiptWritten, Verdict
 class SharedTier:
     name: str
     encrypted: bool
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class ErasedPrefix:
 class ErasureOrder:
     """The order, which never changes. `keyspaces` are revoked; they never leave the cluster and are in no receipt.
     `excluded_scopes` are names of groups, or `Public`. `prefix` is set for a prefix only. `versions` are those
-    of the operator that began and of the models."""
+    of the operator that began and of the models. `places` of tiers identify their stores as in a scope's status."""
 
     subject: Subject
     started: datetime

@@ -13,8 +13,9 @@ from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
 from kvstrata.plan.actions import StatusWrite, key_of
+from kvstrata.plan.redis.backend import with_stores
 from kvstrata.plan.rules.policy import by_seniority
-from kvstrata.plan.scopes import held
+from kvstrata.plan.scopes import fresh_epoch, held, pool_scope
 
 Holder = CacheDomain | PrefixPool | TenantCachePolicy | TenantGroup
 
@@ -32,7 +33,7 @@ def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[Statu
             continue
         if (status := holder.status.scope) is None or status.epoch != rolled.old_epoch:
             continue
-        epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
+        epoch = with_stores(world, fresh_epoch(world, scope, status, rolled.new_epoch))
         # Usage under the old epoch does not apply to the new one.
         yield StatusWrite(key_of(holder), holder.metadata.resource_version, {"scope": epoch, "usage": None})
     yield from _pool_rolls(world, listed)
@@ -59,8 +60,8 @@ def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[Status
         if following is not None and following.scope.epoch in epochs:
             fields["next"] = None
         if now is not None and now.epoch in epochs:
-            rolls = max(now.rolls, following.scope.rolls if following is not None else 0) + 1
-            scope = {"kind": str(ScopeKind.POOL), "name": name, "epoch": epochs[now.epoch], "rolls": rolls}
+            newest = now if following is None or following.scope.rolls < now.rolls else following.scope
+            scope = with_stores(world, fresh_epoch(world, pool_scope(name), newest, epochs[now.epoch]))
             fields |= {"scope": scope, "published": None, "warmedAt": None, "usage": None}
         yield StatusWrite(key_of(pool), pool.metadata.resource_version, fields)
 

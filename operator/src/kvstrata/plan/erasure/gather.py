@@ -46,10 +46,11 @@ from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
+from kvstrata.plan.keys.data_keys import scopes_in_use
 from kvstrata.plan.pools.content import given_source
-from kvstrata.plan.redis.backend import report_of
-from kvstrata.plan.redis.cluster import may_hold, never_used
-from kvstrata.plan.rules.invalidation import erased_policy, scopes_to_leave
+from kvstrata.plan.redis.backend import former_stores, places_of, report_of
+from kvstrata.plan.redis.cluster import never_used
+from kvstrata.plan.rules.invalidation import scopes_to_leave
 from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced, not_started
 from kvstrata.plan.witnesses import Witness as Awaited
 
@@ -83,17 +84,14 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         for one in status.scopes
         if one.old_epoch
     )
-    chosen, leaving = {tier.name for tier in invalidation.spec.tiers}, erased_policy(world, invalidation)
+    chosen = {tier.name for tier in invalidation.spec.tiers}
     meant = {name: tier for name, tier in world.tiers.items() if not chosen or name in chosen}
-    if leaving is not None:
-        former = world.ending.tiers_of(leaving)
-        meant = {**{name: tier for name, tier in former.items() if may_hold(world, tier)}, **meant}
     keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
     order = ErasureOrder(
         subject=_subject(invalidation),
         started=started,
         keyspaces=tuple(sorted(keyspaces)),
-        tiers=shared_tiers(tier for tier in meant.values() if leaving is not None or not tier.metadata.deleting),
+        tiers=shared_tiers(meant.values()),
         excluded_tiers=tuple(sorted(world.tiers.keys() - meant.keys())),
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,
@@ -103,14 +101,23 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
     )
     # The rest of a keyspace stays readable with the same keys.
     keys = keys_held(world, domain, epochs if prefix is None else ())
-    erasure = Erasure(order).with_facts(*servers_seen(world, order))
+    erasure = Erasure(order).with_facts(*servers_seen(world, order), *stores_lost(world, order, epochs))
     return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, erasure)
 
 
 def shared_tiers(tiers: Iterable[CacheTier]) -> tuple[SharedTier, ...]:
     """Return the Redis tiers among these, whether or not a model lists them."""
-    rows = sorted((tier.name, tier.spec.encryption_required) for tier in tiers if tier.spec.medium is Medium.REDIS)
-    return tuple(SharedTier(name, encrypted) for name, encrypted in rows)
+    found = sorted((tier for tier in tiers if tier.spec.medium is Medium.REDIS), key=lambda tier: tier.name)
+    return tuple(SharedTier(tier.name, tier.spec.encryption_required, places_of(tier)) for tier in found)
+
+
+def stores_lost(world: World, order: ErasureOrder, epochs: Iterable[LeftEpoch]) -> Iterator[TierLost]:
+    """Yield the stores that may have blocks of these epochs and are no tier's; each server, if a tier has the name."""
+    named, old = {tier.name for tier in order.tiers}, {one.old for one in epochs}
+    for store in former_stores(world, *(one for one in scopes_in_use(world) if one.epoch in old)):
+        if not order.subject.tiers or store.tier in order.subject.tiers:
+            for server in store.places if store.tier in named else ("",):
+                yield TierLost(store.tier, order.started, server=server)
 
 
 def versions(world: World, model: str | None = None) -> tuple[Component, ...]:
@@ -133,9 +140,8 @@ def versions(world: World, model: str | None = None) -> tuple[Component, ...]:
 def servers_seen(world: World, order: ErasureOrder) -> Iterator[ServersSeen]:
     """Yield versions of the servers of an order's tiers. A new leader has asked none of them yet, so this is repeated
     while the erasure lasts."""
-    known = {**world.ending.tiers, **world.tiers}
     for shared in order.tiers:
-        tier = known.get(shared.name)
+        tier = world.tiers.get(shared.name)
         report = report_of(world, tier) if tier is not None else None
         if report is not None and report.version:
             yield ServersSeen(shared.name, report.software, report.version, report.at)
@@ -241,9 +247,11 @@ def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLo
     tier that pods begin to use later gets nothing of the old ones once every pod is settled."""
     settled = unreachable_at(erasure) is not None
     for tier in tiers_at_hand(erasure):
-        found = world.tiers.get(tier.name)
-        known = found or world.ending.tiers.get(tier.name)
-        gone, unused = found is None or found.metadata.deleting, known is not None and never_used(world, known)
+        known = world.tiers.get(tier.name) or world.ending.tiers.get(tier.name)
+        if known is not None and tier.places and set(tier.places).isdisjoint(places_of(known)):
+            known = None  # the name is another store's now
+        gone = known is None or known.metadata.deleting or tier.name not in world.tiers
+        unused = known is not None and never_used(world, known)
         if gone or (unused and settled):
             yield TierLost(tier.name, now, unused=unused)
             continue

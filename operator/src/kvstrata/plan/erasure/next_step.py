@@ -133,7 +133,7 @@ def finish_verified(case: work.ErasureCase) -> ErasureStep | None:
         return None
     if ReceiptClaim.VERIFIED in case.holds:
         return _judged(case, True, R.ERASED_AND_VERIFIED, "every tier and pod was emptied, looked at, and found empty")
-    left = any(
+    left = any(item.kind is Residue.TIER_LOST for item in case.facts.residue) or any(
         tier.outlives_pod or pod.standing is not Standing.ENDED for witness, pod in case.pods for tier in witness.tiers
     )
     if ReceiptClaim.UNREACHABLE in case.holds and not evidence.tiers_meant(case.erasure) and not left:

@@ -1,7 +1,6 @@
 """The order of an erasure in the world: an invalidation, or a deleted policy whose namespace accepts no new objects.
 
 There is no invalidation then, and objects disappear meanwhile: `World.ending` has those that this process saw.
-If the policy was deleted before this process began, a tier may have been lost unseen, and the record states that.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import Subject, Target
 from kvstrata.contract.receipt.vocabulary import Hbm, Mode, ScopeForm, SubjectKind
-from kvstrata.model.erasure.facts import Fact, Rolled, TierLost, Witness
+from kvstrata.model.erasure.facts import Fact, Rolled, Witness
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, Observed
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -28,9 +27,6 @@ from kvstrata.plan.rules.invalidation import shared_by
 from kvstrata.plan.witnesses import not_started, witnesses_now
 
 Ordering = CacheInvalidation | TenantCachePolicy
-
-UNKNOWN = ""
-"""Represents tiers that may have been removed unseen."""
 
 
 def begin(world: World, key: Key, found: Ordering | None, now: datetime) -> ErasureRecord | None:
@@ -126,13 +122,14 @@ def _begin_of_policy(world: World, policy: TenantCachePolicy, now: datetime) -> 
         subject=_subject(policy),
         started=now,
         keyspaces=(derive_keyspace(domain_key, Scope(left.kind, left.name), left.old),),
-        tiers=gather.shared_tiers({**world.ending.tiers_of(policy), **world.tiers}.values()),
+        tiers=gather.shared_tiers(world.tiers.values()),
         excluded_scopes=gather.left_out(shared_by(world, policy)),
         deadline_s=ENDING_LIMIT_S,
         allow_residue=True,
         versions=gather.versions(world),
     )
-    erasure = Erasure(order).with_facts(*gather.servers_seen(world, order), *_lost(world, policy, now))
+    lost = gather.stores_lost(world, order, (left,))
+    erasure = Erasure(order).with_facts(*gather.servers_seen(world, order), *lost)
     keys = gather.keys_held(world, domain, (left,))
     return ErasureRecord(policy.namespace, policy.name, domain, (left,), keys, erasure)
 
@@ -159,14 +156,6 @@ def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rol
         ),
         record.keys,
     )
-
-
-def _lost(world: World, policy: TenantCachePolicy, now: datetime) -> Iterator[TierLost]:
-    for name, tier in sorted(world.ending.tiers_of(policy).items()):
-        if name not in world.tiers and tier.spec.outlives_pods:
-            yield TierLost(name, now)
-    if policy.uid not in world.ending.witnessed:
-        yield TierLost(UNKNOWN, now)
 
 
 def _subject(policy: TenantCachePolicy) -> Subject:

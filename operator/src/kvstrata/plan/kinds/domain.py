@@ -25,6 +25,7 @@ from kvstrata.plan.conditions import false, kstatus, write_status
 from kvstrata.plan.keys import custody as keycustody
 from kvstrata.plan.keys.data_keys import LOOK_AGAIN_S, is_lost, plan_data_keys
 from kvstrata.plan.ownership import foreign_of, foreign_wait_s, name_conflict, read_foreign, secrets_to_take_back
+from kvstrata.plan.redis.backend import with_stores
 from kvstrata.plan.rules.policy import budget_problem
 from kvstrata.plan.scopes import fresh_epoch, held, keyspace_of
 
@@ -79,7 +80,7 @@ def _begun(world: World, domain: CacheDomain) -> tuple[Decision, dict[str, objec
         return None
     return Decision(DomainReason.CREATING, "the domain's identity was drawn"), {
         "domainID": domain.status.domain_id or world.entropy[16 : 16 + DOMAIN_ID_BYTES].hex(),
-        "scope": fresh_epoch(world, PUBLIC_SCOPE, previous).to_kubernetes(),
+        "scope": with_stores(world, fresh_epoch(world, PUBLIC_SCOPE, previous)),
         "usage": None,
         "keyCustody": str(keycustody.active_custody(domain) if adopted is None else adopted),
     }
@@ -129,6 +130,7 @@ def _report(world: World, domain: CacheDomain, now: datetime, conflict: Decision
     verdict = admission_of(world, domain, wrong)
     restored = restore.restored_finding(world, domain, now)
     fields: dict[str, object] = {
+        "scope": with_stores(world, domain.status.scope),
         "bundleRevision": max(revisions.values(), default=0),
         "enforcedBy": total.shown,
         "podsAcked": total.acked,

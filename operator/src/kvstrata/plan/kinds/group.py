@@ -19,6 +19,7 @@ from kvstrata.plan.bundle.compile import as_admitted, compile_policy, enforced, 
 from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, is_committed, unenforced
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.keys.data_keys import is_lost
+from kvstrata.plan.redis.backend import with_stores
 from kvstrata.plan.rules.policy import budget_problem, member_policies
 from kvstrata.plan.scopes import fresh_epoch, generation_due, group_scope, held, keyspace_of
 
@@ -38,7 +39,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         waiting = Decision(SharedReason.NOT_COMMITTED, f"{what}; pods have not acknowledged it yet")
         fields: dict[str, object] = {"admission": verdict.status(let_go=False)}
         if draws:
-            scope = fresh_epoch(world, group_scope(name), previous).to_kubernetes()
+            scope = with_stores(world, fresh_epoch(world, group_scope(name), previous))
             fields |= {"scope": scope, "cacheGeneration": group.spec.cache_generation, "usage": None}
         judged = _findings(world, group, stalled, verdict, false(ENFORCED, *waiting))
         statuses = write_status(group, now, (*kstatus(stalled, waiting), *judged), fields)
@@ -46,6 +47,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     enforcement, total = _enforced(world, group)
     pending = enforcement.failure
     fields = {
+        "scope": with_stores(world, previous),
         "joined": len(_joined(world, group)),
         "enforcedBy": total.shown if total is not None else unenforced(world, world.models).shown,
         "usage": _usage(world, group, now),

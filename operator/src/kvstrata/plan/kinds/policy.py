@@ -24,6 +24,7 @@ from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
 from kvstrata.plan.erasure import policy_deletion
 from kvstrata.plan.keys.data_keys import is_lost
 from kvstrata.plan.pools.readers import pools_resolved
+from kvstrata.plan.redis.backend import with_stores
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import policy as chain
 from kvstrata.plan.scopes import former_scopes, fresh_epoch, generation_due, held, tenant_scope
@@ -62,7 +63,7 @@ def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Pla
     fields: dict[str, object] = {"admission": verdict.status(let_go=False)}
     if drawn is not None:
         fields |= {
-            "scope": drawn.to_kubernetes(),
+            "scope": with_stores(world, drawn),
             "cacheGeneration": policy.spec.cache_generation,
             "formerScopes": _former(world, policy),
             "usage": None,
@@ -107,6 +108,7 @@ def _report(
         enforcement = policy_enforcement(world, policy, entry)
     is_enforced = enforcement.finding.status == "True"
     fields: dict[str, object] = {
+        "scope": with_stores(world, policy.status.scope),
         "enforcedGeneration": policy.generation if is_enforced else policy.status.enforced_generation,
         "usage": _usage(world, policy, entry, now),
         "admission": verdict.status(let_go=enforcement.committed),

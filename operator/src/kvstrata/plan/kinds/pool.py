@@ -32,6 +32,7 @@ from kvstrata.plan.kinds.pool_warming import Step, as_recorded, cold, live
 from kvstrata.plan.pools.content import Content, Progress, read_sources
 from kvstrata.plan.pools.rendering import Agreed, newest_render_id, render
 from kvstrata.plan.pools.shards import committed_version, contents, has_replaced_versions, keyspace_of_slot, newest_of
+from kvstrata.plan.redis.backend import with_stores
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import pool as chain
 from kvstrata.plan.scopes import fresh_epoch, generation_due, pool_scope
@@ -48,8 +49,12 @@ def plan_pool(world: World, name: str, now: datetime) -> Plan:
     pool = world.pools.get(name)
     if pool is None or pool.metadata.deleting:
         return Plan()
-    step = _next_step(world, pool, now)
-    statuses = write_status(pool, now, _findings(world, pool, step), step.fields, can_wait=step.can_wait)
+    step, following = _next_step(world, pool, now), pool.status.next
+    fields: dict[str, Any] = {"scope": with_stores(world, pool.status.scope)}
+    if following is not None:
+        fields["next"] = {**following.to_kubernetes(), "scope": with_stores(world, following.scope)}
+    fields |= step.fields
+    statuses = write_status(pool, now, _findings(world, pool, step), fields, can_wait=step.can_wait)
     return Plan(step.questions, statuses=statuses, enqueue=step.enqueue, wake_after_s=step.again_s)
 
 
@@ -191,7 +196,7 @@ def _renewal(world: World, model: CachedModel, pool: PrefixPool, now: datetime) 
     due = _renewal_due(world, model, pool)
     if due is None or now < due:
         return None
-    reported, scope = pool.status.to_kubernetes(), _fresh_epoch(world, pool).to_kubernetes()
+    reported, scope = pool.status.to_kubernetes(), with_stores(world, _fresh_epoch(world, pool))
     return {"next": {name: reported.get(name) for name in _RENDERED} | {"scope": scope}}
 
 
@@ -223,7 +228,7 @@ def _drawn(world: World, pool: PrefixPool, content: Content) -> dict[str, Any] |
 def _fresh_slot(world: World, pool: PrefixPool, content: Content) -> dict[str, Any]:
     status = pool.status
     acted_on = {"cacheGeneration": pool.spec.cache_generation}
-    drawn = {"scope": _fresh_epoch(world, pool).to_kubernetes(), "contentDigest": content.digest}
+    drawn = {"scope": with_stores(world, _fresh_epoch(world, pool)), "contentDigest": content.digest}
     readable = status.scope is not None and status.published and not is_lost(world, status.scope.epoch)
     # A patch merges: fields that are not cleared would keep the old content's values.
     if readable and pool.spec.invalidation is PoolInvalidation.LAZY:

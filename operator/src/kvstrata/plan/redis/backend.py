@@ -1,11 +1,13 @@
-"""The last answer of a Redis tier's server, earlier conditions, and the servers that pods use."""
+"""The last answer of a Redis tier's server, earlier conditions, and the servers that pods use or used."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, Redis, RedisExternal
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.api.status import Condition
+from kvstrata.api.status import MAX_STORES, Condition, ScopeStatus, Store
 from kvstrata.model.pods import BackendAccess, BackendReport
 from kvstrata.model.world import World
 from kvstrata.objects.tier_link import redis_link, servers
@@ -74,3 +76,34 @@ def in_force(tier: CacheTier) -> CacheTier | None:
 def servers_held(tier: CacheTier) -> frozenset[tuple[tuple[str, ...], int]]:
     using = in_force(tier)
     return servers(tier) | (servers(using) if using is not None else frozenset())
+
+
+def places_of(tier: CacheTier) -> tuple[str, ...]:
+    """Return what identifies the store of a tier whose blocks outlive pods; empty for others, and before pods can use
+    it. Stores with a place in common are one."""
+    using, nvme = in_force(tier), tier.spec.nvme
+    if nvme is not None and nvme.host_path is not None:
+        return (f"{nvme.host_path.path} {tier.name}",)
+    external = external_of(using) if using is not None else None
+    managed = (tier.uid,) if tier.spec.managed is not None else ()
+    return external.endpoints if external is not None else managed
+
+
+def with_stores(world: World, scope: ScopeStatus | None) -> dict[str, Any] | None:
+    """Return a scope, in API form, with all stores that may have its blocks; None before one is drawn. Bundles name
+    servers and epochs together, so nothing is stored under a new epoch but in the present stores."""
+    if scope is None:
+        return None
+    found = ((name, places_of(tier)) for name, tier in sorted(world.tiers.items()))
+    now = (Store(tier=name, places=places) for name, places in found if places)
+    # If there are too many, the former ones stay: one of them is enough to leave an erasure unproven.
+    return scope.model_copy(update={"stores": (*former_stores(world, scope), *now)[:MAX_STORES]}).to_kubernetes()
+
+
+def former_stores(world: World, *scopes: ScopeStatus) -> list[Store]:
+    """Return the stores on record that are no tier's, without deleted managed tiers of which this process saw that no
+    pod used them, or that all servers ended."""
+    gone = world.ending.tiers.items()
+    ended = {tier.uid for name, tier in gone if world.servers.get(name) == {} and not world.lost_servers.get(name)}
+    known = ended.union(world.ending.untouched, *map(places_of, world.tiers.values()))
+    return [store for scope in scopes for store in scope.stores if known.isdisjoint(store.places)]

@@ -279,11 +279,6 @@ def never_used(world: World, tier: CacheTier) -> bool:
     return in_force(tier) is None and not reports
 
 
-def may_hold(world: World, tier: CacheTier) -> bool:
-    """Whether servers of a deleted tier may hold blocks: external ones, or pods that no kubelet reported as ended."""
-    return tier.spec.managed is None or bool(world.servers.get(tier.name) or world.lost_servers.get(tier.name))
-
-
 def holds_anything(tier: CacheTier) -> bool:
     """Whether the tier's cluster has served since it last lost everything, so that its slots may hold blocks."""
     return was_formed(tier) and not _lost_everything(tier, tier.status.last_loss)

@@ -15,7 +15,7 @@ from kvstrata.plan.erasure import deletions, gather, orders
 from kvstrata.plan.erasure.advance import RETRY_S, ErasureState, OrderDone, OrderFailed
 from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.erasure.receipt_chain import ChainConflictError
-from kvstrata.plan.redis.backend import report_of
+from kvstrata.plan.redis.backend import in_force, report_of
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.receipt_chain import record_chain, recorded_chain
@@ -104,6 +104,7 @@ async def _start_deletion(deps: ErasureDeps, state: ErasureState, order: orders.
     tier = _tier(deps, record, order.tier)
     if tier is None:
         return DeletionRun("", JobState.FAILED, problem=f"CacheTier {order.tier} does not exist any more")
+    tier = in_force(tier) or tier  # pods stay with these servers until new ones pass
     revision = max((target.revision for target in rolled.targets), default=0) if rolled else 0
     strays = state.strays.get(order.tier, ())
     deletion = TierDeletion(

@@ -223,6 +223,7 @@ class ErasureRunner:
                 self._deps.may_write()
                 named = {keyspace: self._deps.named[keyspace] for keyspace in own}
                 stored = await self._deps.record_store.create(record.with_names(named))
+                record_news(None, stored.record)
             elif ordering.is_over(world, self.key, found):
                 return False
             else:

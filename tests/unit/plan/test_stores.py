@@ -1,0 +1,133 @@
+"""Stores that outlive pods are on record with each epoch that may have blocks there, and leave it by evidence only."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstrata.api.status import MAX_STORES, ScopeStatus
+from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.plan.redis.backend import former_stores, with_stores
+from tests.support.objects import NAMESPACE, Raw, group, invalidation, model, own, policy, pool, redis_tier
+from tests.support.worlds import Simulation
+from tests.unit.plan.invalidations import at_rest
+
+HOLDERS = (
+    ("TenantCachePolicy", "acme"), ("TenantGroup", "lab"), ("CacheDomain", "default"), ("PrefixPool", "system"),
+)  # fmt: skip
+DISK = own("CacheTier", "disk", {"medium": "NVMe", "capacityPerPod": "1Gi", "nvme": {"hostPath": {"path": "/kv"}}})
+
+
+def at(*endpoints: str, cluster: bool = False) -> Raw:
+    return {"external": {"endpoints": list(endpoints), **({"cluster": True} if cluster else {})}}
+
+
+def crowd(redis: Raw | None = None, *others: Raw) -> Simulation:
+    """A tier that outlives pods and one that does not, and each kind of scope."""
+    tier = redis_tier(redis=redis or at("old.example:6379"))
+    sim = at_rest(tier, policy("acme"), group("lab", "globex"), policy("globex", group="lab"), *others)
+    sim.put(model(tiers=("cpu", "shared")), pool("system", "acme"))
+    sim.come_to_rest()
+    return sim
+
+
+def on_record(sim: Simulation, kind: str = "TenantCachePolicy", name: str = "acme") -> list[tuple[str, list[str]]]:
+    return [(one["tier"], one["places"]) for one in sim.status(kind, name)["scope"]["stores"]]
+
+
+def change(sim: Simulation, redis: Raw) -> None:
+    sim.edit("CacheTier", "shared", redis=redis)
+    sim.come_to_rest()
+
+
+def delete(sim: Simulation) -> None:
+    sim.put(model(tiers=("cpu",)))
+    sim.delete("CacheTier", "shared")
+    sim.come_to_rest()
+
+
+@pytest.mark.parametrize(("kind", "name"), HOLDERS)
+def test_every_scope_has_the_stores_that_outlive_pods_and_nothing_is_written_at_rest(kind: str, name: str) -> None:
+    sim = crowd()
+    assert on_record(sim, kind, name) == [("shared", ["old.example:6379"])]
+    assert sim.unsettled() == {}
+    change(sim, at("new.example:6379"))
+    assert on_record(sim, kind, name) == [("shared", ["old.example:6379"]), ("shared", ["new.example:6379"])]
+    delete(sim)
+    assert on_record(sim, kind, name) == [("shared", ["old.example:6379"]), ("shared", ["new.example:6379"])]
+    assert sim.unsettled() == {}
+
+
+def test_a_store_is_known_by_the_tiers_uid_or_by_its_folder() -> None:
+    sim = crowd({"managed": {}}, DISK)
+    uid = sim.world.tiers["shared"].uid
+    assert on_record(sim) == [("disk", ["/kv disk"]), ("shared", [uid])]
+
+
+def test_servers_that_pods_do_not_use_yet_are_not_on_record() -> None:
+    sim = crowd()
+    sim.backends_up = False
+    change(sim, at("new.example:6379"))
+    assert on_record(sim) == [("shared", ["old.example:6379"])]
+
+
+def test_endpoints_of_a_cluster_that_change_one_by_one_are_one_store() -> None:
+    sim = crowd(at("a:6379", cluster=True))
+    for endpoints in (("a:6379", "b:6379"), ("b:6379",)):
+        change(sim, at(*endpoints, cluster=True))
+        assert on_record(sim) == [("shared", list(endpoints))]
+
+
+def test_a_tier_that_is_created_again_has_the_store_of_its_servers_under_any_name() -> None:
+    sim = crowd()
+    delete(sim)
+    sim.put(redis_tier("other", redis=at("old.example:6379")))
+    sim.put(model(tiers=("cpu", "other")))
+    sim.come_to_rest()
+    assert on_record(sim) == [("other", ["old.example:6379"])]
+
+
+@pytest.mark.parametrize("rolls", ["generation", "invalidation"])
+def test_a_new_epoch_begins_with_the_present_stores(rolls: str) -> None:
+    sim = crowd()
+    change(sim, at("new.example:6379"))
+    if rolls == "generation":
+        sim.edit("TenantCachePolicy", "acme", cacheGeneration=1)
+    else:
+        sim.put(invalidation("all", scope={"all": True}))
+    sim.come_to_rest()
+    held = HOLDERS[:1] if rolls == "generation" else HOLDERS
+    assert [on_record(sim, *one) for one in held] == [[("shared", ["new.example:6379"])]] * len(held)
+    assert sim.unsettled() == {}
+
+
+def test_a_deleted_managed_tier_leaves_the_record_when_its_servers_are_gone_and_not_before() -> None:
+    sim = crowd({"managed": {}})
+    kept = on_record(sim)
+    servers = sim.store.domain(NAMESPACE).servers
+    delete(sim)
+    assert servers["shared"]
+    assert on_record(sim) == kept
+    for name in list(servers["shared"]):
+        sim.queue.add_all(sim.store._forget_pod(sim.store.domain(NAMESPACE), name, None, ended=True))
+    sim.settle()
+    assert on_record(sim) == []
+
+
+def test_after_a_restart_nothing_proves_that_the_servers_of_a_deleted_managed_tier_ended() -> None:
+    sim = crowd({"managed": {}})
+    kept = on_record(sim)
+    delete(sim)
+    sim.store.domain(NAMESPACE).servers.clear()
+    sim.restart()
+    sim.come_to_rest()
+    assert on_record(sim) == kept
+
+
+def test_of_too_many_stores_former_ones_stay_so_that_no_erasure_is_proven() -> None:
+    sim = crowd()
+    stores = [{"tier": "shared", "places": [f"s{number}:6379"]} for number in range(MAX_STORES)]
+    scope = ScopeStatus.model_validate({"kind": ScopeKind.TENANT, "name": "a", "epoch": "0" * 32, "stores": stores})
+    shown = with_stores(sim.world, scope)
+    assert shown is not None
+    assert shown["stores"] == stores
+    assert len(former_stores(sim.world, scope)) == MAX_STORES
