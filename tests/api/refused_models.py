@@ -87,6 +87,13 @@ MODEL = [
         OWNED_SECRET,
     ),
     Row(
+        "volume_of_a_driver_with_an_owned_secret",
+        "CachedModel",
+        {"spec.engine.volumes": [{"name": "a", "csi": {"driver": "a", "nodePublishSecretRef": {"name": "kvs-x"}}}]},
+        "spec.engine.volumes[0].csi.nodePublishSecretRef.name",
+        OWNED_SECRET,
+    ),
+    Row(
         "volume_without_source",
         "CachedModel",
         {"spec.engine.volumes": [{"name": "a"}]},

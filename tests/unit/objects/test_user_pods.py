@@ -73,14 +73,21 @@ def test_files_of_a_volume_count_for_both_identities() -> None:
         {"hostPath": {"path": "/var/lib"}},
         {"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
         {"secret": {"secretName": "kvs-tiny-bundle"}},
+        {"csi": {"driver": "a", "nodePublishSecretRef": {"name": "kvs-tiny-bundle"}}},
         {"emptyDir": {}, "configMap": {"name": "a"}},
         {},
     ],
-    ids=["hostPath", "token", "own-secret", "two", "none"],
+    ids=["hostPath", "token", "own-secret", "own-secret-for-a-driver", "two", "none"],
 )
 def test_a_volume_that_would_break_isolation_is_refused(source: dict[str, Any]) -> None:
     with pytest.raises(InvalidObjectError, match=r"volumes\[0\]"):
         model(engine={"volumes": [{"name": "a", **source}]})
+
+
+def test_a_volume_of_a_driver_is_passed_on_as_it_is() -> None:
+    source = {"driver": "a", "readOnly": True, "volumeAttributes": {"x": "y"}, "nodePublishSecretRef": {"name": "b"}}
+    (built,) = model(engine={"volumes": [{"name": "a", "csi": source}]}).spec.engine.volumes
+    assert built.to_kubernetes() == {"name": "a", "csi": source}
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import ConfigDict, StringConstraints
 
 from kvstrata.api.base import ApiModel, Rule, exactly_one_of
-from kvstrata.api.common import AnyObject, not_owned
+from kvstrata.api.common import AnyObject, SecretRef, not_owned
 from kvstrata.api.scalars import AbsolutePath, ForeignName, ObjectName, cel_text
 
 _OWN_PLACES = r"^/((run|var|var/run|tmp)/?)?$|^/(((var/)?run/)?kvstrata|dev|proc|sys)(/|$)|(^|/)\.\.?(/|$)|//"
@@ -22,6 +22,15 @@ class SecretVolume(ApiModel):
     """Name of the Secret."""
 
     RULES = (not_owned("secretName"),)
+
+
+class CsiVolume(ApiModel):
+    """An inline volume of a CSI driver, as in a Pod."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+
+    node_publish_secret_ref: SecretRef | None = None
+    """Secret for the driver."""
 
 
 SOURCES = ("configMap", "secret", "persistentVolumeClaim", "emptyDir", "ephemeral", "csi")
@@ -49,7 +58,7 @@ class EngineVolume(ApiModel):
     ephemeral: AnyObject | None = None
     """A claim for each pod, as in a Pod."""
 
-    csi: AnyObject | None = None
+    csi: CsiVolume | None = None
     """An inline volume of a CSI driver, as in a Pod."""
 
     RULES = (exactly_one_of(SOURCES, f"a volume needs exactly one of {', '.join(SOURCES)}; others are refused"),)
