@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import signal
 from typing import Any
 
 import pytest
@@ -40,12 +42,14 @@ class Cluster(MemoryKube):
     async def pod_ends(self, _: float) -> None:
         self.remove("Pod", OPERATOR, "kvs-1")
 
-    async def uninstall(self, *more: str) -> tuple[int, str]:
+    def options(self, *more: str) -> argparse.Namespace:
         selector = ",".join(f"{name}={value}" for name, value in LABELS.items())
         given = {"release": "kvs", "namespace": OPERATOR, "revision": "1", "deployment": "kvs-kvstrata"}
         given |= {"selector": selector, "replicas": "2", "watch-namespaces": NAMESPACE}
-        options = parse([*(f"--{name}={value}" for name, value in given.items()), *more])
-        return await Uninstall(self, options, self.pod_ends).run()
+        return parse([*(f"--{name}={value}" for name, value in given.items()), *more])
+
+    async def uninstall(self, *more: str) -> tuple[int, str]:
+        return await Uninstall(self, self.options(*more), self.pod_ends).run()
 
 
 def acme(*finalizers: str) -> Raw:
@@ -109,6 +113,29 @@ async def test_the_operator_starts_again_if_the_look_after_its_end_fails_or_it_d
         with pytest.raises(error):
             await cluster.uninstall("--release-objects")
         assert cluster.scaled == [0, 2]
+
+
+async def test_the_operator_starts_again_if_the_time_of_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lasting(Cluster):
+        async def scale(self, *chosen: Any) -> None:
+            await super().scale(*chosen)
+            if self.scaled == [0]:
+                asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGTERM)
+
+        async def close(self) -> None:
+            pass
+
+    async def connect() -> Lasting:
+        return cluster
+
+    cluster, before = Lasting(), signal.signal(signal.SIGTERM, lambda *_: None)
+    monkeypatch.setattr(uninstall.Kube, "connect", connect)
+    try:
+        done, _ = await asyncio.wait({asyncio.create_task(uninstall._main(cluster.options()))}, timeout=30)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [task.result() for task in done] == [1]
+    assert cluster.scaled == [0, 2]
 
 
 async def test_objects_are_released_only_after_the_operator_has_ended_and_finalizers_of_others_stay() -> None:

@@ -1,13 +1,14 @@
 """The Job that Helm runs before it uninstalls a release: refuse while objects need the operator, or release them.
 
-It stops the operator before the last look, so that no finalizer is set after it. A refusal or a failure starts the
-operator again. Otherwise its claims of namespaces, and of the operator's Lease, end.
+It stops the operator before the last look, so that no finalizer is set after it. A refusal, a failure or SIGTERM starts
+the operator again. Otherwise its claims of namespaces, and of the operator's Lease, end.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,7 +22,7 @@ from kvstrata.plan.uninstall import UNPROVEN, HeldObject, held_objects, refusal,
 KINDS = tuple(UNPROVEN)
 LOOK_AGAIN_S = 1.0
 STOP_S = 180.0
-"""How long the operator's pods may take to end; less than the Job has."""
+"""How long the operator's pods may take to end; less than the Job has with the pull of its image."""
 
 
 class Uninstall:
@@ -114,10 +115,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 async def _main(options: argparse.Namespace) -> int:
-    kube = await Kube.connect()
+    kube, task = await Kube.connect(), asyncio.current_task()
+    if task is not None:  # the Job's time is over: the operator starts again
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         code, text = await Uninstall(kube, options, asyncio.sleep).run()
-    except (KubeError, TimeoutError) as error:
+    except (KubeError, TimeoutError, asyncio.CancelledError) as error:
         code, text = 1, f"the uninstall check failed, uninstall again: {str(error) or 'the operator does not end'}"
     finally:
         await kube.close()
