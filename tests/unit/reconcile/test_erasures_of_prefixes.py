@@ -165,6 +165,8 @@ def test_without_tenants_everybodys_chunks_go_and_pools_are_named_as_left() -> N
     (facts,) = made.chain.issued
     left = {item.about for item in facts.residue if item.kind is Residue.SHARED_SCOPE_EXCLUDED}
     assert left == {"manual"}
+    after = [(item.about, item.count) for item in facts.residue if item.kind is Residue.CONTINUATIONS]
+    assert after == [("shared", 0)], "blocks of text after the prefix stay, and their number is unknown"
 
 
 @pytest.mark.parametrize(

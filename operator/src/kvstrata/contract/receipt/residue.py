@@ -89,6 +89,11 @@ class Residue(Meaningful):
         "nothing was deleted, as ordered: bytes stay in tiers until they expire or are evicted",
         *_ORDERED,
     )
+    CONTINUATIONS = (
+        "Continuations",
+        "a tier keeps blocks of text after the prefix: only a request that begins with the prefix finds them",
+        *_ORDERED,
+    )
     ABANDONED = (
         "Abandoned",
         "a person or a deadline ended the erasure, for the reason in the order: steps that are not listed as done were "
