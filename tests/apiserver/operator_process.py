@@ -106,6 +106,7 @@ class Operators:
             "KVSTRATA_POD_NAME": name,
             "KVSTRATA_SIDECAR_IMAGE": "localhost/kvstrata-sidecar:test",
             "KVSTRATA_EXTERNAL_REDIS": '{"cidrs": ["127.0.0.0/8"], "plainPasswords": true}',
+            "KVSTRATA_HOST_PATHS": "/var/cache",
             "KVSTRATA_REDIS_IMAGE": "localhost/kvstrata-redis:test",
             "KVSTRATA_HTTP_PORT": str(port),
             **variables,

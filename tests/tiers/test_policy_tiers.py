@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.policy.tiers import Server, TierRules
+from kvstrata.contract.policy.tiers import AllowedServers, Server, TierRules
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.policy_tiers import Leave, PolicyTiers
 from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release
@@ -79,6 +79,7 @@ def tiers(lmcache: LMCache) -> PolicyTiers:
         ((A, B), (B, A), ["-a", "-b", "+b", "+a"]),
         ((A, B), (replace(A, capacity_bytes=1, retention_s=1, servers=(Server("other", 2),)), B), []),
         ((A, B), (replace(A, username="data"), B), ["-a", "-b", "+a", "+b"]),
+        ((A,), (replace(A, allowed=AllowedServers()),), ["-a", "+a"]),
         ((A,), (), ["-a"]),
     ],
 )
@@ -100,6 +101,7 @@ def test_what_changed_is_left_and_joined_and_nothing_else(
     ("options", "found"),
     [
         ({}, (None, None, None, False, "Disabled")),
+        ({"allowed": AllowedServers(("a",), ("10.0.0.0/8",), ("::1",))}, (None, None, None, False, "Disabled")),
         (
             {"username": "data", "password": True, "tls": True, "cluster": True, "encrypts": True},
             ("data", "/policy/tiers/a.password", "/policy/tiers/a.ca.crt", True, "Required"),
@@ -119,6 +121,7 @@ def test_a_tier_gets_its_access_from_the_files_that_the_gate_writes(
     tiers.follow([rules("a", **options)], [])
     (params,) = joined
     tier: Any = params.tier
+    assert tier.allowed == options.get("allowed")
     authority = tier.tls.ca_file if tier.tls else None
     assert replace(params, tier=None) == POD
     assert (tier.username, tier.password_file, authority, tier.cluster, tier.encryption) == found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from kvstrata.clients.redis.allowed import AllowedServers
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.keys import AllowedService
 from kvstrata.objects.context import BuildContext
 
@@ -42,6 +42,7 @@ class Settings:
     kms_token_file: str
     receipts_key_days: float
     external_redis: AllowedServers
+    host_paths: tuple[str, ...]
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -111,20 +112,20 @@ class Settings:
             kms_services=_services("KVSTRATA_KMS_ADDRESSES", parsed("KVSTRATA_KMS_ADDRESSES", "[]")),
             kms_token_file=env.get("KVSTRATA_KMS_TOKEN_FILE") or "",
             receipts_key_days=number("KVSTRATA_RECEIPTS_KEY_DAYS", "365"),
-            external_redis=_servers(parsed("KVSTRATA_EXTERNAL_REDIS", "{}"), env.get("KUBERNETES_SERVICE_HOST") or ""),
+            external_redis=_servers(parsed("KVSTRATA_EXTERNAL_REDIS", "{}"), env.get("KUBERNETES_SERVICE_HOST")),
+            host_paths=listed("KVSTRATA_HOST_PATHS"),
         )
 
 
-def _servers(given: Any, api_server: str) -> AllowedServers:
+def _servers(given: Any, api_server: str | None) -> AllowedServers:
     fields = {"hosts": [], "cidrs": [], "plainPasswords": False}
     try:
         hosts, cidrs, plain = {**fields, **given}.values()
-        networks = tuple(ip_network(one) for one in cidrs)
+        networks = tuple(str(ip_network(one)) for one in cidrs)
         names = tuple(one.lower() for one in hosts)
     except (AttributeError, TypeError, ValueError) as error:
-        form = f"must be an object with {', '.join(fields)}"
-        raise SettingsError(f"KVSTRATA_EXTERNAL_REDIS {form}: {error}") from error
-    return AllowedServers(names, networks, frozenset({api_server} - {""}), plain_passwords=plain is True)
+        raise SettingsError(f"KVSTRATA_EXTERNAL_REDIS must have {', '.join(fields)}: {error}") from error
+    return AllowedServers(names, networks, (api_server,) if api_server else (), plain_passwords=plain is True)
 
 
 def _services(name: str, listed: Any) -> tuple[AllowedService, ...]:

@@ -190,6 +190,15 @@ def test_a_locked_down_cluster_chooses_ids_and_admits_ports() -> None:
     assert Settings.from_environment(environment()).build.run_as == 65532
 
 
+def test_folders_of_nodes_reach_the_operator_and_are_absolute_paths_without_detours() -> None:
+    assert Settings.from_environment(environment()).host_paths == ()
+    folders = ["/var/lib/kvstrata", "/disks"]
+    assert Settings.from_environment(environment({"hostPaths": folders})).host_paths == tuple(sorted(folders))
+    for wrong in ("disks", "/", "/disks/../etc", "/a,b", "/disks/"):
+        with pytest.raises(RefusedError, match="hostPaths"):
+            render(OPERATOR_CHART, {"hostPaths": [wrong]})
+
+
 def test_reused_values_of_a_chart_without_a_user_keep_the_user(tmp_path: Path) -> None:
     former = tmp_path / "kvstrata"
     shutil.copytree(OPERATOR_CHART, former)

@@ -87,7 +87,7 @@ from kvstrata.contract.policy.data_key import DataKey, KeyReference, key_id
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.contract.policy.pools import PoolRef, PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata.contract.policy.rate import RateLimit
-from kvstrata.contract.policy.tiers import Server, TierAccess, TierRules
+from kvstrata.contract.policy.tiers import AllowedServers, Server, TierAccess, TierRules
 from kvstrata.contract.receipt.facts import Amount as Keys
 from kvstrata.contract.receipt.facts import Component, Copies, Fence, Revoked, Target
 from kvstrata.contract.receipt.record import (
@@ -140,7 +140,7 @@ TIERS = (
         "shared", (Server("redis.example.com", 6379),), 1000, 60,
         cluster=True, username="data", password=True, tls=True, encrypts=True,
     ),
-    TierRules("far", (Server("::1", 1),), 1),
+    TierRules("far", (Server("::1", 1),), 1, allowed=AllowedServers(("*.far",), ("fd00::/8",), ("fd00::1",), True)),
 )  # fmt: skip
 ACCESS = {"shared": TierAccess(b"secret", b"-----BEGIN CERTIFICATE-----"), "far": TierAccess(b"other")}
 ROOT = Root(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from ipaddress import ip_network
 from typing import Any
 
 import pytest
 
-from kvstrata.clients.redis.allowed import AllowedServers
 from kvstrata.clients.redis.external import check_external
 from kvstrata.clients.redis.probe import Access, Failure, ask, pipelined
+from kvstrata.clients.redis.verifier import TierVerifier
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.settings import Settings, SettingsError
 
-LOOPBACK = ip_network("127.0.0.1/32")
+LOOPBACK = "127.0.0.1/32"
 API_SERVER = "10.96.0.1"
 
 
@@ -24,17 +24,17 @@ LOCAL = ["127.0.0.1", "127.8.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254",
 
 @pytest.mark.parametrize("address", [*LOCAL, "0.0.0.0", "::", "224.0.0.1", API_SERVER])
 def test_addresses_of_the_node_and_the_api_server_are_allowed_by_networks_only(address: str) -> None:
-    reserved = frozenset({API_SERVER})
+    reserved = (API_SERVER,)
     assert not AllowedServers(reserved=reserved).allows("redis.example", [address])
     assert not AllowedServers(("*.example",), reserved=reserved).allows("redis.example", [address])
     assert not AllowedServers(reserved=reserved).allows("redis.example", ["10.0.0.7", address]), "each counts"
-    every = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+    every = ("0.0.0.0/0", "::/0")
     assert AllowedServers(networks=every, reserved=reserved).allows("redis.example", [address])
 
 
 def test_without_rules_every_other_server_is_allowed_and_with_rules_no_other() -> None:
     assert AllowedServers().allows("redis.example", ["10.0.0.7", "2001:db8::7"])
-    rules = AllowedServers(("one.example", "*.cache.example"), (ip_network("10.1.0.0/16"),))
+    rules = AllowedServers(("one.example", "*.cache.example"), ("10.1.0.0/16",))
     assert rules.allows("One.Example.", ["192.0.2.1"])
     assert rules.allows("a.cache.example", ["192.0.2.1"])
     assert rules.allows("10.1.2.3", ["10.1.2.3"])
@@ -46,7 +46,7 @@ class Server:
     """A primary of a cluster at loopback, which names another server."""
 
     def __init__(self) -> None:
-        self.port, self.connections, self.named = 0, 0, b""
+        self.port, self.connections, self.named, self.login = 0, 0, b"", b"+OK\r\n"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -55,9 +55,13 @@ class Server:
             for _ in range(int(head[1:])):
                 length = int((await reader.readline())[1:])
                 words.append((await reader.readexactly(length + 2))[:-2])
-            answer = b"+OK\r\n" if words[0] in (b"AUTH", b"PING") else b"-ERR not here\r\n"
+            answer = {b"AUTH": self.login, b"PING": b"+OK\r\n"}.get(words[0], b"-ERR not here\r\n")
             slots = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$%d\r\n%b\r\n:%d\r\n" % (len(self.named), self.named, self.port)
-            writer.write(slots if words[:2] == [b"CLUSTER", b"SLOTS"] else answer)
+            peers = b"%b %b:%d@1 %b - 0 0 1 connected %b\n"
+            nodes = peers % (b"a" * 40, b"127.0.0.1", self.port, b"myself,master", b"0-8191")
+            nodes += peers % (b"b" * 40, self.named, self.port, b"master", b"8192-16383")
+            answer = {b"SLOTS": slots, b"NODES": b"$%d\r\n%b\r\n" % (len(nodes), nodes)}.get(words[-1], answer)
+            writer.write(answer)
         writer.close()
 
 
@@ -107,12 +111,29 @@ async def test_each_address_of_a_name_is_tried_until_one_answers(
         return [one for place in places for one in found(place, *rest, **more)]
 
     monkeypatch.setattr(socket, "getaddrinfo", twice)
-    here = AllowedServers(networks=(ip_network("127.0.0.0/8"),))
+    here = AllowedServers(networks=("127.0.0.0/8",))
     assert not isinstance(await ping(server, Access(None, None, allowed=here)), Failure)
     assert server.connections == 1
     refused = await ping(server, Access(None, None, allowed=AllowedServers(networks=(LOOPBACK,))))
     assert isinstance(refused, Failure)
     assert (refused.reason, server.connections) == ("AddressNotAllowed", 1), "each address has to be allowed"
+
+
+async def test_a_refused_password_is_not_hidden_by_another_address_that_does_not_answer(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = socket.getaddrinfo
+
+    def several(host: str, *rest: Any, **more: Any) -> Any:
+        places = ("127.0.0.3", "127.0.0.1", "127.0.0.4") if host == "localhost" else (host,)
+        return [one for place in places for one in found(place, *rest, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", several)
+    server.login = b"-WRONGPASS invalid username-password pair\r\n"
+    allowed = AllowedServers(networks=("127.0.0.0/8",), plain_passwords=True)
+    refused = await ping(server, Access("secret", None, allowed=allowed))
+    assert isinstance(refused, Failure)
+    assert (refused.reason, server.connections) == ("WrongPassword", 1)
 
 
 async def test_a_server_that_a_cluster_names_is_checked_too(server: Server) -> None:
@@ -128,12 +149,21 @@ async def test_a_server_that_a_cluster_names_is_checked_too(server: Server) -> N
 @pytest.mark.parametrize("named", [b"127.0.0.2", b"no-such-host.invalid"])
 async def test_a_status_shows_no_network_by_the_servers_that_a_cluster_names(server: Server, named: bytes) -> None:
     server.named = named
-    access = Access(None, None, allowed=AllowedServers((named.decode(),), networks=(ip_network("127.0.0.0/8"),)))
+    access = Access(None, None, allowed=AllowedServers((named.decode(),), networks=("127.0.0.0/8",)))
     endpoint = f"127.0.0.1:{server.port}"
     report = await check_external(endpoint, "127.0.0.1", access, "demo", cluster=True, limit=asyncio.Semaphore(4))
     ((reason, message),) = [(one.reason, one.message) for one in report.servers]
     shown = f"{named.decode()}:{server.port}, which the cluster names, does not answer the operator as Redis"
     assert (reason, message) == ("Unreachable", f"{shown}: the operator's log has more")
+
+
+async def test_the_look_of_an_erasure_shows_no_network_either(server: Server) -> None:
+    server.named = b"127.0.0.2"
+    access = Access(None, None, allowed=AllowedServers(networks=("127.0.0.0/8",)))
+    found = await TierVerifier(f"127.0.0.1:{server.port}", "127.0.0.1", access, cluster=True).servers("0" * 16, ())
+    shown = f"127.0.0.2:{server.port}, which the cluster names, does not answer the operator as Redis"
+    assert f"{shown}: the operator's log has more" in [one.message for one in found.problems]
+    assert "nothing listens" not in str(found.problems)
 
 
 def settings(**more: str) -> Settings:
@@ -142,11 +172,10 @@ def settings(**more: str) -> Settings:
 
 
 def test_the_installation_sets_the_rules() -> None:
-    assert settings(KUBERNETES_SERVICE_HOST=API_SERVER).external_redis == AllowedServers(
-        reserved=frozenset({API_SERVER})
-    )
+    default = settings(KUBERNETES_SERVICE_HOST=API_SERVER).external_redis
+    assert default == AllowedServers(reserved=(API_SERVER,))
     rules = '{"hosts": ["*.Example"], "cidrs": ["10.0.0.0/8"], "plainPasswords": true}'
-    expected = AllowedServers(("*.example",), (ip_network("10.0.0.0/8"),), plain_passwords=True)
+    expected = AllowedServers(("*.example",), ("10.0.0.0/8",), plain_passwords=True)
     assert settings(KVSTRATA_EXTERNAL_REDIS=rules).external_redis == expected
     for wrong in ('{"cidrs": ["10.0.0.1/8"]}', '{"servers": []}', "[1]", "{"):
         with pytest.raises(SettingsError, match="KVSTRATA_EXTERNAL_REDIS must"):

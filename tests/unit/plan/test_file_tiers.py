@@ -86,6 +86,41 @@ class TestConditions:
         assert condition(simulation, "RetentionKept") == ("True", "RemovedInTime")
 
 
+class TestFolders:
+    """Which folders of nodes the tiers of a namespace may name."""
+
+    def judged(self, path: str, folders: tuple[str, ...] | None) -> tuple[str, str]:
+        simulation = Simulation(file_tier(nvme={"hostPath": {"path": path}}), model(tiers=("disk",)))
+        simulation.world.allowed_folders = folders
+        simulation.come_to_rest()
+        bound = simulation.condition("CachedModel", "tiny", "TiersBound")
+        assert (bound == ("False", "TierStalled")) is (condition(simulation, "Stalled")[0] == "True")
+        pods = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]["spec"]["template"]["spec"]
+        volumes = [one["hostPath"]["path"] for one in pods["volumes"] if "hostPath" in one]
+        assert volumes == ([path] if condition(simulation, "Ready")[0] == "True" else [])
+        return condition(simulation, "Ready")
+
+    @pytest.mark.parametrize("path", [f"/disks/{NAMESPACE}", f"/disks/{NAMESPACE}/", f"/ssd/{NAMESPACE}/fast"])
+    def test_the_one_of_the_namespace_is_used(self, path: str) -> None:
+        assert self.judged(path, ("/disks", "/ssd")) == ("True", "InPod")
+
+    @pytest.mark.parametrize(
+        "path", ["/disks", "/disks/other", f"/disks/{NAMESPACE}2", f"/disks/{NAMESPACE}/../other", "/etc", "/"]
+    )
+    def test_others_are_refused_by_name(self, path: str) -> None:
+        assert self.judged(path, ("/disks", "/ssd")) == ("False", "FolderNotAllowed")
+
+    def test_without_one_in_the_chart_none_is_used_and_the_remedy_is_named(self) -> None:
+        assert self.judged("/disks", ()) == ("False", "FolderNotAllowed")
+        simulation = Simulation(file_tier(nvme={"hostPath": {"path": "/etc"}}))
+        for folders, remedy in (((), "hostPaths of the chart"), (("/disks", "/ssd"), f"/disks/{NAMESPACE} or /ssd/")):
+            simulation.world.allowed_folders = folders
+            simulation.edit("CacheTier", "disk", maxRetention=f"{len(folders) + 1}h")
+            simulation.come_to_rest()
+            conditions = simulation.status("CacheTier", "disk")["conditions"]
+            assert all(remedy in one["message"] for one in conditions if one["type"] == "Ready")
+
+
 class TestBudgets:
     def budgeted(self, said: TierState | None) -> Simulation:
         tiers = [{"tier": "disk", "limit": "512Mi", "guaranteed": "256Mi", "retention": "10m"}]

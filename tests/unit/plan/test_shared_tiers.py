@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.adapter import TierState
-from kvstrata.contract.policy.tiers import Server, TierAccess, TierRules
+from kvstrata.contract.policy.tiers import AllowedServers, Server, TierAccess, TierRules
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.objects.quantities import MIB
@@ -276,6 +276,13 @@ class TestSeveral:
         simulation.edit("CachedModel", "tiny", tiers=[{"name": "cpu"}, {"name": "far"}, {"name": "near"}])
         simulation.come_to_rest()
         assert rules(simulation) == (far, near)
+
+    def test_pods_get_the_limits_of_the_installation_for_servers_that_it_does_not_run(self) -> None:
+        simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")))
+        limits = simulation.world.allowed_servers = AllowedServers(("*.cache.example",))
+        simulation.edit("CachedModel", "tiny", tiers=[{"name": "cpu"}, {"name": "far"}, {"name": "near"}])
+        simulation.come_to_rest()
+        assert [(tier.name, tier.allowed) for tier in rules(simulation)] == [("far", limits), ("near", None)]
 
     def test_have_budgets_and_conditions_of_their_own(self) -> None:
         budgets = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.resources import JOB, NETWORK_POLICY, SECRET
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.delete_job import ORDER_FILE
@@ -15,6 +17,7 @@ from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
+from kvstrata_sidecar.delete_job.order import Order
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 from tests.unit.reconcile.deletion_jobs import (
@@ -33,6 +36,7 @@ from tests.unit.reconcile.deletion_jobs import (
     seen,
     server_of_a_tier,
     the_job,
+    tier,
 )
 
 
@@ -69,6 +73,15 @@ class TestBeginning:
         assert made["immutable"] is True
         for slot in ((SECRET.kind, WHERE, JOB_NAME), (NETWORK_POLICY.kind, WHERE, JOB_NAME)):
             assert [one["uid"] for one in kube.objects[slot]["metadata"]["ownerReferences"]] == [run.job]
+
+    async def test_its_order_limits_servers_that_the_operator_does_not_run(self, kube: MemoryKube) -> None:
+        limits = AllowedServers(("*.cache.example",), ("10.0.0.0/8",), ("10.96.0.1",))
+        jobs = Jobs(kube, CONTEXT, lambda: NOW, allowed=limits)
+        external = {"external": {"endpoints": ["a.cache.example:6379"], "cluster": True}}
+        for turn, (one, expected) in enumerate([(tier(), None), (tier(redis=external), limits)], 1):
+            await jobs.start(order(turn, tier=one))
+            made = kube.objects[(SECRET.kind, WHERE, names.deletion_job(ERASURE, "shared", turn))]
+            assert Order.from_json(json.loads(base64.b64decode(made["data"][ORDER_FILE]))).tier.allowed == expected
 
     async def test_ordered_twice_it_is_begun_once(self, kube: MemoryKube, jobs: Jobs) -> None:
         first = await jobs.start(order())

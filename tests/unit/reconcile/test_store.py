@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import OBJECTS, World
 from kvstrata.reconcile.domain_store import REMEMBERED_S
@@ -33,6 +34,13 @@ def store() -> Store:
 
 def key(kind: str, name: str) -> Key:
     return Key(kind, NAMESPACE, name)
+
+
+def test_every_namespace_has_the_limits_of_the_installation() -> None:
+    known = store()
+    known.limits = limits = (AllowedServers(("*.cache.example",)), ("/disks",))
+    worlds = [known.world(namespace) for namespace in ("one", "two")]
+    assert {(world.allowed_servers, world.allowed_folders) for world in worlds} == {limits}
 
 
 def test_an_older_version_changes_nothing() -> None:

@@ -85,6 +85,7 @@ class Operator:
     def __init__(self, settings: Settings, kube: Kube) -> None:
         self._settings, self._kube = settings, kube
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
+        self._store.limits = (settings.external_redis, settings.host_paths)
         self._queue = WorkQueue(time.monotonic)
         self._secret_store = SecretStore(kube, settings.namespace, secrets.token_bytes, utc_now)
         self._ring = KeyRing()
@@ -237,7 +238,8 @@ class Operator:
             chains = Chains(self._kube, self._settings.namespace, utc_now, self._may_write)
             rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
-            jobs, name = Jobs(self._kube, context, utc_now, self._may_write), self._settings.pod_name
+            allowed, name = self._settings.external_redis, self._settings.pod_name
+            jobs = Jobs(self._kube, context, utc_now, self._may_write, allowed)
             may_write = partial(require_lead, self._may_write)
             erasures = Erasures(
                 ErasureDeps(
@@ -247,7 +249,7 @@ class Operator:
                     events=Events(self._kube),
                     record_store=RecordStore(self._kube, self._settings.namespace),
                     keys=KeyRevoker(*acting, name, utc_now, may_write, self._kms),
-                    looks=Looks(self._kube, name, utc_now, allowed=self._settings.external_redis),
+                    looks=Looks(self._kube, name, utc_now, allowed=allowed),
                     pods=Pods(self._kube, gates, utc_now),
                     jobs=jobs,
                     chains=chains,
@@ -256,7 +258,7 @@ class Operator:
                 )
             )
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
-            backends = Backends(self._kube, self._store, self._queue, self._settings.external_redis)
+            backends = Backends(self._kube, self._store, self._queue, allowed)
             topologies = Topologies(self._kube, self._store, self._queue, self._may_write)
             credentials = CredentialWorker(*acting, self._may_write)
             workers: dict[type[Any], Worker] = {

@@ -16,6 +16,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.contract.messages.pools import PoolReport, Rendered
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.erasure.record import ErasureNow
 from kvstrata.model.guarantees import ClaimIndex
 from kvstrata.model.pods import (
@@ -73,7 +74,8 @@ class World:
     It is the store's own, so it is valid until the plan returns: plans never wait. `term` is the leader's, `entropy` 64
     fresh random bytes for each plan; no two plans have the same. `memo` keeps results of earlier plans. `installation`
     is the operator's own, None in a process that knows none. `led_since` is when this process began to lead, by its own
-    clock, None if it never read a former leader's records.
+    clock, None if it never read a former leader's records. `allowed_servers` limits external servers; tiers may name
+    the folder of their namespace's name in `allowed_folders` of nodes. None: any.
 
     `mark_key` is of the installation's marks, empty until it is read. `contested`: tenants with several policies.
     `policy_names`: by UID. `unsettled`: policies with a generation that was never enforced. `granting`: admitted bytes
@@ -101,6 +103,8 @@ class World:
     entropy: bytes
     _: KW_ONLY
     installation: Installation | None = None
+    allowed_servers: AllowedServers | None = None
+    allowed_folders: tuple[str, ...] | None = None
     led_since: datetime | None = None
     domains: dict[str, CacheDomain] = field(default_factory=dict)
     tiers: dict[str, CacheTier] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from kvstrata.api.cachedomain import DOMAIN_NAME, Installation
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.pods import Departure, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import OBJECTS, World
@@ -29,13 +30,14 @@ MAX_DEPARTURES = 1000
 
 
 class Store:
-    """`entropy` returns 64 random bytes a call."""
+    """`entropy` returns 64 random bytes a call. `limits` are the allowed servers and folders of each World."""
 
     def __init__(self, entropy: Callable[[], bytes], now: Clock) -> None:
         self._entropy, self._now = entropy, now
         self._domains: dict[str, DomainStore] = {}
         self.term, self._mark_key = 0, b""
         self.installation: Installation | None = None
+        self.limits: tuple[AllowedServers | None, tuple[str, ...] | None] = (None, None)
 
     def domain(self, namespace: str) -> DomainStore:
         found = self._domains.get(namespace)
@@ -43,6 +45,7 @@ class Store:
             # Not setdefault, which would build a store of thirty containers at each of millions of calls.
             versions = Versions(self._now)
             found = DomainStore(namespace, self.term, b"", versions=versions, mark_key=self._mark_key)
+            found.allowed_servers, found.allowed_folders = self.limits
             self._domains[namespace] = found
         return found
 

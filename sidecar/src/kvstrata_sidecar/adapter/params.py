@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Annotated, Any, Self, TypeVar
 
 from kvstrata.contract import ContractError
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.contract.wire import MAX_NUMBER, Form, Items, Range, from_wire, wired
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class TierParams(_CommonParams):
     connect, so that a rotated password needs no restart. `default_ttl_s` applies where the policy has no retention for
     this tier. `workers` are connections; one more is kept for lookups, so that a large block never delays them; in a
     cluster each has a connection to every server. `capacity_bytes` bounds all scopes together; without it limits hold,
-    but no guarantees.
+    but no guarantees. `allowed` limits servers, None for any.
     """
 
     endpoints: Annotated[tuple[Endpoint, ...], Items(1)] = ()
@@ -87,6 +88,7 @@ class TierParams(_CommonParams):
     connect_timeout_ms: Positive = 500
     io_timeout_ms: Positive = 1_000
     lookup_deadline_ms: Positive = 250
+    allowed: AllowedServers | None = None
 
 
 @dataclass(frozen=True, slots=True)

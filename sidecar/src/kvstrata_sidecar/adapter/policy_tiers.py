@@ -1,8 +1,8 @@
 """The Redis tiers of a cache server: those that its policy names, joined and left while it runs.
 
 A policy is acknowledged once every tier that it does not name is left, so that no thread of this process uses it, and
-every other one is joined. A tier that is described otherwise (user, TLS, cluster) is left and joined again. Servers,
-capacity, retention and the contents of files change a joined tier in place.
+every other one is joined. A tier that is described otherwise (user, TLS, cluster, allowed servers) is left and joined
+again. Servers, capacity, retention and the contents of files change a joined tier in place.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.tiers import ACCESS_DIRECTORY, TierRules, authority_file, password_file
+from kvstrata.contract.wire import to_wire
 from kvstrata_sidecar.adapter.params import AdapterParams
 
 LEAVE_TIMEOUT_S = 10.0
@@ -68,6 +69,8 @@ class PolicyTiers:
             tier["password_file"] = str(folder / password_file(rules.name))
         if rules.encrypts:
             tier["encryption"] = "Required"
+        if rules.allowed is not None:
+            tier["allowed"] = to_wire(rules.allowed)
         places = {"policy_dir": str(self._pod.policy_dir), "link_dir": str(self._pod.link_dir)}
         return {"domain": self._pod.domain, "identity": self._pod.identity, "tier": tier, **places}
 

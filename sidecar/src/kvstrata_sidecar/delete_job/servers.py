@@ -83,7 +83,7 @@ class Servers(resp.Transport):
         self.layout = self._find()
         for primary in self.layout.primaries:
             if primary.node not in self._connections:
-                with _stopping(primary.address):
+                with _stopping(primary.address, coarse=tier.allowed is not None):
                     self._connections[primary.node] = dial(primary.address, self._tier)
 
     def ask(self, commands: Sequence[resp.Command]) -> list[Any]:
@@ -189,12 +189,14 @@ def _info(connection: Connection, section: bytes) -> dict[str, str]:
 
 
 @contextmanager
-def _stopping(address: Address) -> Iterator[None]:
+def _stopping(address: Address, *, coarse: bool = False) -> Iterator[None]:
     try:
         yield
     except resp.AccessError as error:
         raise StoppedError(StopReason.ACCESS_REFUSED, f"{address}: {error}") from error
     except resp.TransportError as error:
-        raise StoppedError(StopReason.SERVER_AWAY, f"{address}: {error}") from error
+        # The reason would show a network to users of a namespace.
+        why = "the server, which the cluster names, does not answer as Redis" if coarse else error
+        raise StoppedError(StopReason.SERVER_AWAY, f"{address}: {why}") from error
     except resp.ReplyError as error:
         raise StoppedError(StopReason.REFUSED, f"{address}: {error}") from error

@@ -41,6 +41,10 @@ class TierReason(Meaningful):
         "PasswordInPlainText",
         "The server has a password and no TLS, and the installation does not allow that.",
     )
+    FOLDER_NOT_ALLOWED = (
+        "FolderNotAllowed",
+        "The installation does not allow the folder of nodes to the namespace, by hostPaths of the chart.",
+    )
     SERVER_TOO_SMALL = (
         "ServerTooSmall",
         "The server's memory limit is below the part of the tier's capacity that blocks may take.",

@@ -58,7 +58,7 @@ async def check_external(
     async def examine(address: str, proves: str) -> tuple[ServerFacts, Any]:
         replies = await probe.ask(address, access, ask_all, server_name=proves, timeout_s=timeout_s)
         if isinstance(replies, Failure):
-            found = replies if address == endpoint else _coarse(address, replies)
+            found = replies if address == endpoint else coarse(address, replies)
             return ServerFacts(address, reachable=False, reason=str(found.reason), message=found.message), None
         answers = dict(zip(questions, replies, strict=True))
         return _facts(address, answers, cluster), answers[SLOT_MAP]
@@ -82,12 +82,9 @@ async def check_external(
     return ExternalReport(servers or (first,), mapped=True)
 
 
-_OF_REDIS = (TierReason.WRONG_PASSWORD, TierReason.PASSWORD_REQUIRED, TierReason.NO_PERMISSION, TierReason.LOADING)
-
-
-def _coarse(address: str, failure: Failure) -> Failure:
+def coarse(address: str, failure: Failure) -> Failure:
     """Return the failure of a server that another one names, with the network around the operator left to its log."""
-    if failure.reason in (TierReason.ADDRESS_NOT_ALLOWED, *_OF_REDIS):
+    if failure.reason in (TierReason.ADDRESS_NOT_ALLOWED, *probe.OF_REDIS):
         return failure
     log.info("a server that a cluster names does not answer", extra={"address": address, "reason": failure.reason})
     message = f"{address}, which the cluster names, does not answer the operator as Redis: the operator's log has more"

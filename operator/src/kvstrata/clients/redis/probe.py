@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 
 from kvstrata.api.reasons import TierReason
 from kvstrata.clients.http import causes
-from kvstrata.clients.redis.allowed import AllowedServers
+from kvstrata.contract.policy.tiers import AllowedServers
 
 Answer = TypeVar("Answer")
 Argument = str | bytes | int
@@ -54,6 +54,10 @@ _SENTENCES: Mapping[TierReason, str] = {
     TierReason.INVALID_CERTIFICATE_AUTHORITY: "the certificate authority for {endpoint} is not PEM",
     TierReason.ERROR: "{endpoint} answered with an error",
 }
+
+
+OF_REDIS = (TierReason.WRONG_PASSWORD, TierReason.PASSWORD_REQUIRED, TierReason.NO_PERMISSION, TierReason.LOADING)
+"""Failures that only Redis reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +97,12 @@ async def ask(
             return _failure(endpoint, TierReason.PASSWORD_IN_PLAIN_TEXT)
         try:
             async with asyncio.timeout(timeout_s):
-                places = [(ip, address[1]) for ip in await access.allowed.resolved(*address)]
+                found = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
+            ips = list(dict.fromkeys(str(place[0]) for *_, place in found))
+            places = [(ip, address[1]) for ip in ips] if access.allowed.allows(address[0], ips) else []
         except (OSError, TimeoutError, ValueError) as error:
             return _failure(endpoint, reason_of(error))
-    answer: Answer | Failure = _failure(endpoint, TierReason.ADDRESS_NOT_ALLOWED)
+    failed = _failure(endpoint, TierReason.ADDRESS_NOT_ALLOWED)
     for place in places[:MAX_ADDRESSES]:
         try:
             connection_class, settings = _settings(place, access, name, timeout_s)
@@ -111,13 +117,14 @@ async def ask(
             reason = reason_of(error)
             # Redis without TLS takes a handshake for the start of a command and waits for the rest.
             hint = "; it may not speak TLS" if access.ca_pem is not None and reason is TierReason.TIMEOUT else ""
-            answer = _failure(endpoint, reason, hint)
+            if failed.reason not in (*OF_REDIS, TierReason.CERTIFICATE_REFUSED):  # else they have the remedy
+                failed = _failure(endpoint, reason, hint)
         finally:
             with suppress(Exception):
                 async with asyncio.timeout(1.0):
                     await client.aclose()
                     await pool.disconnect()
-    return answer
+    return failed
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int] | None:

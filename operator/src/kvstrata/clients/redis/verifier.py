@@ -15,6 +15,7 @@ from typing import Any
 
 import redis.asyncio as redis
 
+from kvstrata.clients.redis.external import coarse
 from kvstrata.clients.redis.key_names import Names, Sorted, parts
 from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_fields, parse_nodes
 from kvstrata.clients.redis.probe import Access, Failure, ask, endpoint_of, parse_endpoint, pipelined
@@ -211,7 +212,9 @@ class TierVerifier:
         return found
 
     async def _ask(self, address: str, proves: str, question: Question, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        return await ask(address, self.access, question, server_name=proves, timeout_s=timeout_s)
+        answer = await ask(address, self.access, question, server_name=proves, timeout_s=timeout_s)
+        is_hidden = self.access.allowed is not None and address != self.endpoint and isinstance(answer, Failure)
+        return coarse(address, answer) if is_hidden else answer
 
 
 class _Server:

@@ -6,8 +6,9 @@ tier, and removes them after the adapter has applied one that does not. `policy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Annotated
 
 from kvstrata.contract.wire import Base64, Form, Items, Positive, Range, ShortText, wired
@@ -31,11 +32,40 @@ class Server:
     port: Annotated[int, Range(1, 65_535)]
 
 
+@wired("the allowed servers", camel=True, omit=("hosts", "networks", "reserved", "plain_passwords"))
+class AllowedServers:
+    """External servers that an installation allows, by name (`hosts`, of which `*.example` has every name that ends so)
+    or by address (`networks`): namespaces name them, and servers of a cluster name others.
+
+    Without both, every server is allowed. Loopback, link-local, multicast and unspecified addresses, and `reserved`
+    ones, such as the API server's, are allowed by `networks` only. `plain_passwords`: passwords may go without TLS.
+    """
+
+    hosts: tuple[ShortText, ...] = ()
+    networks: tuple[Annotated[str, Form("[0-9A-Fa-f.:]+/[0-9]{1,3}", "network", ip_network)], ...] = ()
+    reserved: tuple[ShortText, ...] = ()
+    plain_passwords: bool = False
+
+    def allows(self, host: str, addresses: Iterable[str]) -> bool:
+        """Whether a connection to `host`, which has these addresses, is allowed."""
+        name = host.lower().rstrip(".")
+        named = any(name == one or (one.startswith("*.") and name.endswith(one[1:])) for one in self.hosts)
+        is_named = named or not (self.hosts or self.networks)
+        return all(self._allows(ip_address(one.partition("%")[0]), is_named=is_named) for one in addresses)
+
+    def _allows(self, ip: IPv4Address | IPv6Address, *, is_named: bool) -> bool:
+        ip = (ip.ipv4_mapped if isinstance(ip, IPv6Address) else None) or ip
+        is_local = ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified
+        if is_named and not is_local and str(ip) not in self.reserved:
+            return True
+        return any(ip in ip_network(network) for network in self.networks)
+
+
 @wired(
     "the rules of a tier",
     complete=True,
     camel=True,
-    omit=("retention_s", "cluster", "username", "password", "tls", "encrypts"),
+    omit=("retention_s", "cluster", "username", "password", "tls", "encrypts", "allowed"),
     names={"retention_s": "retentionSeconds"},
 )
 class TierRules:
@@ -44,7 +74,7 @@ class TierRules:
 
     `cluster`: the servers belong to a Redis Cluster and report its other servers. `username` None is the default user.
     `password` and `tls`: whether servers ask for one, and whether they are reached over TLS. `encrypts`: only blocks
-    with a data key are stored.
+    with a data key are stored. `allowed` limits all of its servers, None if the operator runs them.
     """
 
     name: TierName
@@ -56,6 +86,7 @@ class TierRules:
     password: bool = False
     tls: bool = False
     encrypts: bool = False
+    allowed: AllowedServers | None = None
 
 
 @wired("the access to a tier", omit=("password", "authority"))

@@ -13,7 +13,8 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.pod_template import PodTemplate
-from kvstrata.contract.wire import canonical_json
+from kvstrata.contract.policy.tiers import AllowedServers
+from kvstrata.contract.wire import canonical_json, to_wire
 from kvstrata.objects import labels, names, paths
 from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import SECURITY, amounts, environment, mount
@@ -68,9 +69,9 @@ class TierDeletion:
     chunks: tuple[str, ...] = ()
 
 
-def deletion_order(deletion: TierDeletion) -> bytes:
-    """Return the order file, with as many strays as fit; another look names the rest. Raises ValueError if the
-    keyspaces do not fit, and for a tier that is not in Redis."""
+def deletion_order(deletion: TierDeletion, allowed: AllowedServers | None = None) -> bytes:
+    """Return the order file, with as many strays as fit; another look names the rest. `allowed` limits servers that the
+    operator does not run. Raises ValueError if the keyspaces do not fit, and for a tier that is not in Redis."""
     order: dict[str, Any] = {
         "domain": deletion.domain,
         "revision": deletion.revision,
@@ -78,6 +79,8 @@ def deletion_order(deletion: TierDeletion) -> bytes:
         "tier": _tier_params(deletion.tier),
         "sums": True,
     }
+    if allowed is not None and deletion.tier.spec.managed is None:
+        order["tier"]["allowed"] = to_wire(allowed)
     for name, values in (("chunks", deletion.chunks), ("identities", deletion.identities)):
         if values:
             order[name] = list(values)

@@ -331,6 +331,7 @@ def tiers_of(world: World, model: CachedModel) -> tuple[TierRules, ...]:
             password=link.password is not None,
             tls=link.ca is not None,
             encrypts=tier.spec.encryption_required,
+            allowed=None if tier.spec.managed else world.allowed_servers,
         )
         for tier, link in _linked(world, model)
     )

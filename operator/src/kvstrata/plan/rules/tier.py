@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.reasons import SharedReason
+from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.model.world import World
 from kvstrata.objects.tier_link import servers
 from kvstrata.plan.actions import Decision
@@ -29,10 +31,23 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
     return None
 
 
+def has_a_folder_of_its_namespace(world: World, tier: CacheTier) -> Decision | None:
+    """All pods of an installation run as one user, so a folder of a node is of one namespace."""
+    place = tier.spec.nvme.host_path if tier.spec.nvme is not None else None
+    if place is None or world.allowed_folders is None:
+        return None
+    path, allowed = PurePosixPath(place.path), [PurePosixPath(one, world.namespace) for one in world.allowed_folders]
+    if ".." not in path.parts and any(path.is_relative_to(one) for one in allowed):
+        return None
+    named = " or ".join(map(str, allowed)) or "a folder that hostPaths of the chart allows"
+    why = f"the installation does not allow {place.path} of nodes to namespace {world.namespace}: name {named}"
+    return Decision(TierReason.FOLDER_NOT_ALLOWED, why)
+
+
 def _held(world: World, name: str) -> tuple[frozenset[tuple[tuple[str, ...], int]], tuple[float, str]]:
     """Return the servers that a tier holds, and its age; memoized because every tier's plan reads all others."""
     tier = world.tiers[name]
     return world.memo.get(servers_held, name, (tier,), lambda: (servers_held(tier), age_of(tier)))
 
 
-RULES = (has_servers_of_its_own,)
+RULES = (has_servers_of_its_own, has_a_folder_of_its_namespace)

@@ -19,6 +19,7 @@ from typing import Any
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import JOB, NETWORK_POLICY, POD, SECRET, Resource
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.pods import Warned
 from kvstrata.objects import labels, names
@@ -47,12 +48,13 @@ RESUMES = 5
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """`may_write` is checked before every write; `now` is the wall clock in UTC."""
+    """`may_write` is checked before every write; `now` is the wall clock in UTC; `allowed` limits external servers."""
 
     kube: Kube
     ctx: BuildContext
     now: Callable[[], datetime]
     may_write: Callable[[], bool] = lambda: True
+    allowed: AllowedServers | None = None
 
     async def start(self, order: TierDeletion) -> DeletionRun:
         """Start the Job of an order, or resume or return an existing one. Raises KubeError; LookupError, which names
@@ -61,7 +63,7 @@ class Jobs:
         tier, name = order.tier, names.deletion_job(order.erasure, order.tier.name, order.round)
         job = await self._find(name, order.erasure)
         if job is None or _is_suspended(job):
-            what, files = delete_job.deletion_order(order), await self._files(tier)
+            what, files = delete_job.deletion_order(order, self.allowed), await self._files(tier)
             if job is None:
                 job = await self._make(JOB, delete_job.build_deletion_job(self.ctx, order))
             if _is_suspended(job):

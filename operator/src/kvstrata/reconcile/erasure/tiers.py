@@ -8,10 +8,9 @@ from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import Kube
-from kvstrata.clients.redis.allowed import AllowedServers
 from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
-from kvstrata.contract.policy.tiers import password_in
+from kvstrata.contract.policy.tiers import AllowedServers, password_in
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import Look
 from kvstrata.model.erasure.record import ErasureRecord, TierNow

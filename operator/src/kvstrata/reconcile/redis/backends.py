@@ -10,10 +10,9 @@ from kvstrata.api.cachetier import Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.redis.allowed import AllowedServers
 from kvstrata.clients.redis.external import check_external
 from kvstrata.clients.redis.probe import Access
-from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES, password_in
+from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES, AllowedServers, password_in
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.refs import Key

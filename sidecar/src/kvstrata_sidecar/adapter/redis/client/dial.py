@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from pathlib import Path
 
-from kvstrata.contract.policy.tiers import password_in
+from kvstrata.contract.policy.tiers import AllowedServers, password_in
 from kvstrata_sidecar.adapter.params import TierParams, TlsParams
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import AccessError, PeerTimeoutError, TransportError, reason
@@ -23,13 +23,13 @@ Otherwise each connection would keep up to 16 KB of the last block that it loade
 
 def dial(address: Address, tier: TierParams) -> Connection:
     """Return an authenticated connection to a server. All files are read now, so that rotated ones count. Credentials
-    are sent only after the server's certificate was verified. Raises AccessError if they are missing or refused,
-    TransportError or ReplyError for other failures."""
+    are sent only after the server's certificate was verified. Raises AccessError if they are missing or refused, or the
+    installation does not allow an address of the server, TransportError or ReplyError for other failures."""
     connect_timeout_s, io_timeout_s = tier.connect_timeout_ms / 1000, tier.io_timeout_ms / 1000
     password = None if tier.password_file is None else read_password(tier.password_file)
     try:
-        raw = socket.create_connection((address.host, address.port), timeout=connect_timeout_s)
-    except OSError as error:
+        raw = _reach(address, tier.allowed, connect_timeout_s)
+    except (OSError, ValueError) as error:
         raise TransportError(f"cannot connect to {address}: {reason(error)}") from error
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -64,6 +64,17 @@ def read_password(path: str) -> bytes:
     if not password:
         raise AccessError(f"the password file {path} is empty")
     return password
+
+
+def _reach(address: Address, allowed: AllowedServers | None, timeout_s: float) -> socket.socket:
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    places = list(dict.fromkeys(str(place[0]) for *_, place in found))
+    if allowed is not None and not allowed.allows(address.host, places):
+        raise AccessError(f"{address}: the installation does not allow its address (externalRedis of the chart)")
+    for place in places[:-1]:
+        with suppress(OSError):
+            return socket.create_connection((place, address.port), timeout=timeout_s)
+    return socket.create_connection((places[-1], address.port), timeout=timeout_s)
 
 
 def _start_tls(raw: socket.socket, tls: TlsParams, server_name: str) -> ssl.SSLSocket:
