@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.lmcache]
 JUDGED = Path(__file__).with_name("judged_flags.txt")
 """Flags of vLLM 0.32 that let no caller around the gate, connect no cache and change no name of a block, one a line."""
 
-FORMER = frozenset({"--device-memory-utilization"})
 PROGRAM = """
 import json
 from vllm.entrypoints.launchers.cli_args import create_parser_for_docs

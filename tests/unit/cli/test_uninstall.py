@@ -11,7 +11,7 @@ import pytest
 
 from kvstrata.cli import uninstall
 from kvstrata.cli.uninstall import Uninstall, parse
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.lease import LEASE_NAME, RELEASE
 from kvstrata.clients.resources import LEASE
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
@@ -129,7 +129,7 @@ async def test_the_operator_starts_again_if_the_time_of_the_job_ends(monkeypatch
         return cluster
 
     cluster, before = Lasting(), signal.signal(signal.SIGTERM, lambda *_: None)
-    monkeypatch.setattr(uninstall.Kube, "connect", connect)
+    monkeypatch.setattr(Kube, "connect", connect)
     try:
         done, _ = await asyncio.wait({asyncio.create_task(uninstall._main(cluster.options()))}, timeout=30)
     finally:
