@@ -26,7 +26,6 @@ from kvstrata.model.erasure.facts import (
 from kvstrata.model.erasure.record import Erasure, ErasureNow, ErasureRecord, LeftEpoch, StoredRecord, TierNow
 from kvstrata.plan.erasure.advance import (
     LONGEST_PAUSE_S,
-    LOOK_AGAIN_S,
     RETRY_S,
     Effects,
     ErasureState,
@@ -231,17 +230,6 @@ def test_an_order_that_failed_is_shown_and_repeated_after_a_pause(refused: bool)
     made.now += timedelta(seconds=RETRY_S)
     made.take(Woken((), around()))
     assert made.started.count(revoke) == 2
-
-
-def test_a_clock_that_is_set_back_repeats_an_order_rather_than_none() -> None:
-    made = Process(*SETTLED)
-    made.take(Woken((), around()))
-    made.take(OrderDone(RevokeKeys((KEY,))))
-    made.take(Woken((), around()))
-    assert made.started.count(RevokeKeys((KEY,))) == 1, f"without news it waits {LOOK_AGAIN_S} s"
-    made.now -= timedelta(hours=1)
-    made.take(Woken((), around()))
-    assert made.started.count(RevokeKeys((KEY,))) == 2
 
 
 def test_the_pause_grows_while_nothing_changes() -> None:

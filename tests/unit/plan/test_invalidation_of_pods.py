@@ -45,8 +45,11 @@ def test_a_live_pod_that_nobody_reaches_delays_until_it_has_fenced_itself_off() 
     assert "1 could not be reached" in simulation.status(KIND, "now")["message"]
 
 
+@pytest.mark.parametrize("ahead_h", [2, -2])
 @pytest.mark.parametrize("vanished", [False, True])
-def test_a_leader_with_another_clock_waits_again_for_a_pod_that_it_never_heard_of(vanished: bool) -> None:
+def test_a_leader_with_another_clock_waits_again_for_a_pod_that_it_never_heard_of(
+    *, vanished: bool, ahead_h: int
+) -> None:
     simulation = at_rest(policy("acme"))
     uid = simulation.pod("pod-1").uid
     simulation.store.lose_contact(NAMESPACE, uid)
@@ -56,7 +59,7 @@ def test_a_leader_with_another_clock_waits_again_for_a_pod_that_it_never_heard_o
     if vanished:
         simulation.delete("Pod", "pod-1", seen=False)
     del simulation.acks[uid]
-    simulation.now += timedelta(hours=2)
+    simulation.now += timedelta(hours=ahead_h)
     simulation.restart()
     simulation.settle()
     simulation.advance(FENCE_S - 10)

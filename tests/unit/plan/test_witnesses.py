@@ -13,7 +13,7 @@ from kvstrata.contract.receipt.vocabulary import Standing
 from kvstrata.model.erasure.facts import Rolled, Witness
 from kvstrata.model.erasure.record import Erasure, ErasureRecord
 from kvstrata.plan.erasure.gather import reports
-from kvstrata.plan.witnesses import account_for, longest_fence, not_started, witnesses_of
+from kvstrata.plan.witnesses import account_for, awaited, longest_fence, not_started, witnesses_of
 from tests.support.objects import NAMESPACE, cpu_tier, domain, invalidation, model, pod, policy
 from tests.support.worlds import Simulation
 
@@ -227,6 +227,24 @@ def test_an_acknowledgement_of_a_lost_history_proves_nothing_of_an_erasure() -> 
 
     assert seen(contradicted=False) == [Standing.ACKED]
     assert seen(contradicted=True) == []
+
+
+@pytest.mark.parametrize("ahead_h", [2, -2])
+def test_an_erasure_waits_out_fences_by_the_clock_of_the_present_leader(ahead_h: int) -> None:
+    simulation = at_rest()
+    uid = simulation.pod("pod-1").uid
+    simulation.store.lose_contact(NAMESPACE, uid)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    del simulation.acks[uid]
+    simulation.now += timedelta(hours=ahead_h)
+    simulation.restart()
+    world, found = simulation.world, simulation.world.invalidations["now"]
+    rolled = Rolled(simulation.now, (), (Target("tiny", 99),), (Witness("tiny", uid, "pod-1", ()),), ())
+    record = ErasureRecord(NAMESPACE, "now", "", (), (), Erasure(order()).with_facts(rolled))
+    (seen,) = reports(world, record, awaited(world, found), simulation.now + timedelta(seconds=FENCED_AFTER_S))
+    assert seen.standing is Standing.FENCED
+    assert not list(reports(world, record, awaited(world, found), simulation.now + timedelta(seconds=299)))
 
 
 def test_an_invalidation_that_failed_is_deleted_when_its_time_to_live_is_over() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from kvstrata.model.refs import Key
-from kvstrata.reconcile import metrics
-from kvstrata.reconcile.background import RETRY_S, Background
+from kvstrata.reconcile import background, metrics
+from kvstrata.reconcile.background import RETRY_S, Background, clock_problem, utc_now
 from kvstrata.reconcile.queue import WorkQueue
 
 KEY = Key("CachedModel", "team-a", "tiny")
@@ -98,3 +99,18 @@ async def test_what_is_woken_by_the_end_of_work_may_begin_the_same_work_again() 
     errands.begin("one", errands.count())
     await errands.over()
     assert errands.done == 1
+
+
+@pytest.mark.parametrize("hours", [5, -5])
+def test_a_jump_of_the_wall_clock_moves_no_deadline_and_restarts_the_operator(
+    monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    class Jumped(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(hours=hours)
+
+    assert clock_problem() is None
+    monkeypatch.setattr(background, "datetime", Jumped)
+    assert abs(utc_now() - datetime.now(UTC)) < timedelta(seconds=60)
+    assert clock_problem() == f"the wall clock was set by {hours * 3600} s"

@@ -26,7 +26,7 @@ from kvstrata.clients.lease import LEASE_NAME, Leadership, Lease
 from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.plan import actions
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.background import since_boot_s, utc_now
+from kvstrata.reconcile.background import clock_problem, since_boot_s, utc_now
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.former_identities import Reclaims
 from kvstrata.reconcile.erasure.jobs import Jobs
@@ -352,7 +352,7 @@ class Operator:
         return None if self._synced or not self._leading else "the first list of the world is not complete"
 
     async def _serve_http(self) -> None:
-        app = build_app({"watchers": self._watchers_problem}, {"sync": self._sync_problem})
+        app = build_app({"watchers": self._watchers_problem, "clock": clock_problem}, {"sync": self._sync_problem})
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, port=self._settings.http_port).start()

@@ -74,8 +74,9 @@ class World:
     It is the store's own, so it is valid until the plan returns: plans never wait. `term` is the leader's, `entropy` 64
     fresh random bytes for each plan; no two plans have the same. `memo` keeps results of earlier plans. `installation`
     is the operator's own, None in a process that knows none. `led_since` is when this process began to lead, by its own
-    clock, None if it never read a former leader's records. `allowed_servers` limits external servers; tiers may name
-    the folder of their namespace's name in `allowed_folders` of nodes. None: any.
+    clock, None if it never read a former leader's records; `rolled_since` when it first knew that an invalidation's
+    epochs were rolled, by the invalidation's UID. `allowed_servers` limits external servers; tiers may name the folder
+    of their namespace's name in `allowed_folders` of nodes. None: any.
 
     `mark_key` is of the installation's marks, empty until it is read. `contested`: tenants with several policies.
     `policy_names`: by UID. `unsettled`: policies with a generation that was never enforced. `granting`: admitted bytes
@@ -106,6 +107,7 @@ class World:
     allowed_servers: AllowedServers | None = None
     allowed_folders: tuple[str, ...] | None = None
     led_since: datetime | None = None
+    rolled_since: dict[str, datetime] = field(default_factory=dict)
     domains: dict[str, CacheDomain] = field(default_factory=dict)
     tiers: dict[str, CacheTier] = field(default_factory=dict)
     models: dict[str, CachedModel] = field(default_factory=dict)

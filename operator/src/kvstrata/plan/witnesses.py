@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.model.pods import Departure, Pod
 from kvstrata.model.world import World
@@ -58,6 +59,14 @@ def witnesses_of(world: World, model: str, now: datetime, *, new_only: bool = Fa
         *_vanished(world, model, now, new_only=new_only),
         *(_witness(world, model, pod, world.acked_revision(pod), now, new_only=new_only) for pod in live),
     )
+
+
+def awaited(world: World, invalidation: CacheInvalidation) -> tuple[Witness, ...]:
+    """Return the witnesses in an invalidation's status. The leader that recorded them may have had another clock, so
+    this process waits as long by its own, from when it first knew of them."""
+    awaiting, rolled = invalidation.status.awaiting, invalidation.status.rolled_time
+    late = world.rolled_since.get(invalidation.uid, rolled) - rolled if rolled is not None else timedelta()
+    return tuple(Witness(pod.model, pod.pod, pod.uid, pod.fenced_by and pod.fenced_by + late) for pod in awaiting)
 
 
 def longest_fence(world: World, model: str, rules: Rules, now: datetime) -> tuple[int | None, int | None]:
@@ -143,16 +152,9 @@ def not_started(world: World) -> set[str]:
 
 
 def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime, *, new_only: bool = False) -> bool:
-    """Whether a witness has refused all reuse by itself by now; `known` is its live pod, if any. The clock of a former
-    leader may be another: for a pod without a report to this process, this one waits as long by its own."""
-    if witness.fenced_by is None or now < witness.fenced_by:
-        return False
-    if world.led_since is not None and witness.uid not in world.states:
-        acked = world.acked_revision(known) if known is not None else witness.acked
-        again = _fenced_by(world, witness.model, acked, world.led_since, new_only=new_only)
-        if again is not None and now < again:
-            return False
-    return not _speaks(world, known, now, new_only=new_only)
+    """Whether a witness has refused all reuse by itself by now; `known` is its live pod, if any."""
+    waited = witness.fenced_by is not None and now >= witness.fenced_by
+    return waited and not _speaks(world, known, now, new_only=new_only)
 
 
 def _speaks(world: World, pod: Pod | None, now: datetime, *, new_only: bool) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from kvstrata.model.refs import Key
@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 RETRY_S = 5.0
 
 Clock = Callable[[], datetime]
-"""The wall clock, in UTC."""
+"""Time in UTC."""
+
+CLOCK_ERROR_S = 60.0
+"""How far the wall clock may be from `utc_now`; beyond it the process is unhealthy, and is restarted."""
 
 Leads = Callable[[], bool]
 """Whether this process leads, and may write."""
@@ -69,9 +72,19 @@ class Background:
 
 
 def utc_now() -> datetime:
-    return datetime.now(UTC)
+    """Return the wall clock's time at the start of this process plus the time since then: fences are waited out by it,
+    and it does not jump with the wall clock."""
+    return _BOOTED + timedelta(seconds=since_boot_s())
+
+
+def clock_problem() -> str | None:
+    error_s = (datetime.now(UTC) - utc_now()).total_seconds()
+    return f"the wall clock was set by {error_s:.0f} s" if abs(error_s) > CLOCK_ERROR_S else None
 
 
 def since_boot_s() -> float:
     """Seconds since boot, including sleep; unaffected by changes of the wall clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+_BOOTED = datetime.now(UTC) - timedelta(seconds=since_boot_s())

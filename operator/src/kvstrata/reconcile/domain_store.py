@@ -11,6 +11,7 @@ from typing import Any
 from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain, Installation
+from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
@@ -99,6 +100,8 @@ class DomainStore(World):
                 self.ending.tiers.pop(after.name, None)
             case CachedModel():
                 self.ending.models.pop(after.name, None)
+            case CacheInvalidation() if after.status.rolled_time is not None:
+                self.rolled_since.setdefault(after.uid, self.versions.now())
             case CacheDomain():
                 self.ending.domain_id = None if after.status.domain_id is not None else self.ending.domain_id
                 self.ending.served_by = None if after.status.served_by is not None else self.ending.served_by
@@ -107,6 +110,8 @@ class DomainStore(World):
         match before:
             case TenantCachePolicy():
                 self.ending.refused.discard(before.uid)
+            case CacheInvalidation():
+                self.rolled_since.pop(before.uid, None)
             case CacheTier():
                 self.ending.tiers[before.name] = before
                 self.clusters.pop(before.name, None)
@@ -168,7 +173,7 @@ class Versions:
     """Versions of one namespace's objects; 0 for unknown ones."""
 
     def __init__(self, now: Clock) -> None:
-        self._now = now
+        self.now = now
         self._known: dict[Slot, int] = {}
         self._gone: dict[Slot, datetime] = {}
 
@@ -186,7 +191,7 @@ class Versions:
         """Record that an object is gone since `version`, 0 if unknown; the record expires."""
         self._known[slot] = max(self.of(slot), version)
         self._gone.pop(slot, None)
-        self._gone[slot] = now = self._now()
+        self._gone[slot] = now = self.now()
         while (now - self._gone[oldest := next(iter(self._gone))]).total_seconds() > REMEMBERED_S:
             del self._gone[oldest], self._known[oldest]
 

@@ -145,7 +145,7 @@ def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, Effects]:
         return replace(state, known=known), Effects(write=known)
     wanted = tuple(_wanted(state, step))
     pauses = {order: state.pauses[order] for order in wanted if order in state.pauses}
-    left_s = {order: _left_s(*pause, now) for order, pause in pauses.items()}
+    left_s = {order: max(0.0, pause_s - (now - since).total_seconds()) for order, (since, pause_s) in pauses.items()}
     due = tuple(order for order in wanted if order not in state.running and not left_s.get(order))
     problems = {order: reported for order, reported in state.problems.items() if order in {*wanted, *state.running}}
     troubles = tuple(sorted({text for text, refused in problems.values() if text and not refused}))
@@ -159,12 +159,6 @@ def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, Effects]:
     effects = Effects(show=erasure if news else None, start=due, announce=announced, wake_after_s=min(waits_s))
     state = replace(state, running=state.running | set(due), pauses=pauses, problems=problems)
     return replace(state, shown=shown, announced=verdict is not None, idle_s=idle_s), effects
-
-
-def _left_s(since: datetime, pause_s: float, now: datetime) -> float:
-    """Return the rest of a pause; none if the clock was set back."""
-    passed_s = (now - since).total_seconds()
-    return max(0.0, pause_s - passed_s) if passed_s >= 0 else 0.0
 
 
 def _with_problems(state: ErasureState) -> Observed:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from kvstrata import __version__
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope, RolledScope
+from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationScope, RolledScope
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
@@ -210,7 +210,7 @@ def revoked(record: ErasureRecord) -> tuple[Revoked, ...]:
     )
 
 
-def reports(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...], now: datetime) -> Iterator[PodSeen]:
+def reports(world: World, record: ErasureRecord, awaiting: tuple[Awaited, ...], now: datetime) -> Iterator[PodSeen]:
     """Yield new reports of witnesses, or facts about them."""
     erasure = record.erasure
     stated = erasure.only(Rolled)

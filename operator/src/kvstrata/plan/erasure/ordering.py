@@ -24,7 +24,7 @@ from kvstrata.plan.erasure.advance import Woken
 from kvstrata.plan.erasure.next_step import ENDING_LIMIT_S
 from kvstrata.plan.erasure.policy_deletion import ABANDON, overdue, reason_of
 from kvstrata.plan.rules.invalidation import shared_by
-from kvstrata.plan.witnesses import not_started, witnesses_now
+from kvstrata.plan.witnesses import awaited, not_started, witnesses_now
 
 Ordering = CacheInvalidation | TenantCachePolicy
 
@@ -70,7 +70,7 @@ def _news(world: World, found: Ordering | None, record: ErasureRecord, now: date
         # Acknowledgements are compared with it, so it comes first and alone.
         yield rolled
         return
-    yield from gather.reports(world, record, found.status.awaiting if isinstance(found, CacheInvalidation) else (), now)
+    yield from gather.reports(world, record, awaited(world, found) if isinstance(found, CacheInvalidation) else (), now)
     yield from gather.servers_seen(world, record.erasure.order)
     yield from gather.tiers_lost(world, record.erasure, now)
 

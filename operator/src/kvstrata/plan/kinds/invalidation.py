@@ -34,7 +34,7 @@ from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.pools.content import Progress
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import invalidation as chain
-from kvstrata.plan.witnesses import Witness, account_for, witnesses_now
+from kvstrata.plan.witnesses import account_for, awaited, witnesses_now
 
 LOOK_AGAIN_S = 5.0
 """When to repeat orders about an erasure."""
@@ -245,7 +245,7 @@ def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
 
 def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     revisions = {target.model: target.revision for target in invalidation.status.targets}
-    witnesses = tuple(Witness(pod.model, pod.pod, pod.uid, pod.fenced_by) for pod in invalidation.status.awaiting)
+    witnesses = awaited(world, invalidation)
     account = account_for(world, witnesses, revisions, now, new_only=invalidation.spec.mode is Mode.LAZY)
     pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}
     if not account.open:
