@@ -14,6 +14,9 @@ from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName
 from kvstrata.api.status import EnforcedStatus
 from kvstrata.contract.policy.keyspace import ScopeKind
 
+MAX_REACHED = 256
+"""Most CachedModels that status.models names."""
+
 
 class Isolation(StrEnum):
     """Scope in which a tenant shares blocks."""
@@ -153,6 +156,10 @@ class FormerScope(StatusModel):
 
 class TenantCachePolicyStatus(EnforcedStatus):
     """Observed state of a TenantCachePolicy."""
+
+    models: Annotated[tuple[ObjectName, ...], Field(max_length=MAX_REACHED), atomic_list()] | None = None
+    """CachedModels with pods that may ever have had this policy; pods of others are not waited for. Absent for all:
+    if spec.models ever was absent or selected more than 256, or selected none when the scope was drawn."""
 
     former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64), atomic_list()] = ()
     """Other scopes that this tenant may have written to and whose epoch is still in use."""

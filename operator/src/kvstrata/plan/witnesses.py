@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -43,11 +43,13 @@ class Account:
     open: tuple[Witness, ...]
 
 
-def witnesses_now(world: World, now: datetime, *, new_only: bool = False) -> tuple[Witness, ...]:
-    """Return every pod that may serve with a policy that is revoked now, also of deleted models. Vanished pods count
-    until they ended or had time to fence themselves off: their nodes may be partitioned. `new_only`: only requests that
-    begin from now on matter."""
-    models = sorted({*world.pods, *world.departures})
+def witnesses_now(
+    world: World, now: datetime, *, models: Collection[str] | None = None, new_only: bool = False
+) -> tuple[Witness, ...]:
+    """Return every pod that may serve with a policy that is revoked now, also of deleted models; `models` are those
+    that may have had it, None means all. Vanished pods count until they ended or had time to fence themselves off:
+    their nodes may be partitioned. `new_only`: only requests that begin from now on matter."""
+    models = sorted({*world.pods, *world.departures} if models is None else models)
     return tuple(witness for model in models for witness in witnesses_of(world, model, now, new_only=new_only))
 
 
@@ -135,7 +137,8 @@ def account_for(
             fenced += 1
         else:
             still_open.append(witness)
-    return Account(acked, len(seen), fenced, tuple(still_open))
+    live = sum(pod.model in revisions or uid in everyone for uid, pod in seen.items())
+    return Account(acked, live, fenced, tuple(still_open))
 
 
 def ended_pods(world: World) -> set[str]:

@@ -206,7 +206,8 @@ def _shares(world: World, model: CachedModel) -> list[_Share]:
 def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
     inputs = gather(world, policy)
     compiled = compile_policy(world, inputs)
-    absent = policy.metadata.deleting or not (inputs.blocked or selects(policy, model))
+    chosen = selects(policy, model) and reaches(policy, model.name)
+    absent = policy.metadata.deleting or not (inputs.blocked or chosen)
     entry = None if absent or compiled is None else entry_in(world, model, compiled)
     epoch = inputs.epoch.epoch if inputs.epoch is not None else ""
     return _Share(policy, inputs.blocked is not None, entry, absent, epoch, world.data_keys.get(epoch))
@@ -357,6 +358,11 @@ def _linked(world: World, model: CachedModel) -> Iterator[tuple[CacheTier, Redis
 
 def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
     return policy.spec.covers(model.name, model.metadata.labels)
+
+
+def reaches(policy: TenantCachePolicy, model: str) -> bool:
+    """Whether a policy's status allows its entry in a model's bundle: pods of other models never had it."""
+    return policy.status.models is None or model in policy.status.models
 
 
 def paused_epochs(world: World) -> frozenset[str]:

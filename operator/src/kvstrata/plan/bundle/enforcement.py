@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -10,7 +10,7 @@ from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.model.world import World
-from kvstrata.plan.bundle.compile import entry_in, held_entry, rules_of, selects, tiers_of
+from kvstrata.plan.bundle.compile import entry_in, held_entry, reaches, rules_of, selects, tiers_of
 from kvstrata.plan.conditions import Finding, false, listed, true, unknown
 from kvstrata.plan.keys.data_keys import seals
 
@@ -92,7 +92,8 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
         return Enforcement(none, committed=True)
     settled = policy.status.enforced_generation == policy.generation
     chosen = {model.name for model in models}
-    others = {name: one for name, one in sorted(world.bundles.items()) if name in world.models and name not in chosen}
+    former = {name for name in world.models.keys() - chosen if reaches(policy, name)}
+    others = {name: one for name, one in sorted(world.bundles.items()) if name in former}
     uncommitted = [name for name, one in others.items() if not one.whole or held_entry(one.bundle, policy) is not None]
     total, left = Coverage(), Coverage()
     for model in models:
@@ -122,13 +123,15 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
     return Enforcement(enforced_finding(total + left), committed=True, coverage=total)
 
 
-def bundles_lack(world: World, keyspaces: Set[str]) -> bool:
+def bundles_lack(world: World, keyspaces: Set[str], models: Collection[str] | None = None) -> bool:
+    """Whether no bundle has these keyspaces; `models` are those with bundles that may have had them, None means all."""
     return all(
         committed is not None
         and committed.whole
         and committed.bundle.root.model_uid == model.uid
         and keyspaces.isdisjoint(committed.bundle.keyspaces)
         for model, committed in ((model, world.bundles.get(name)) for name, model in world.models.items())
+        if models is None or model.name in models
     )
 
 

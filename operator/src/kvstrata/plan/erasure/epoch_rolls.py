@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from kvstrata.api.cachedomain import CacheDomain
@@ -64,6 +64,24 @@ def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[Status
             scope = with_stores(world, fresh_epoch(world, pool_scope(name), newest, epochs[now.epoch]))
             fields |= {"scope": scope, "published": None, "warmedAt": None, "usage": None}
         yield StatusWrite(key_of(pool), pool.metadata.resource_version, fields)
+
+
+def models_with(world: World, intents: Collection[RolledScope]) -> frozenset[str] | None:
+    """Return the models with pods that may ever have had the old epochs; None for all, as for a shared scope, and if
+    the holder has neither the old nor the new epoch any more."""
+    found: set[str] = set()
+    for intent in intents:
+        models: Collection[str] | None = None
+        match holder := holder_of(world, Scope(intent.kind, intent.name)):
+            case TenantCachePolicy():
+                models = holder.status.models
+            case PrefixPool():
+                models = (holder.spec.model_ref.name,)
+        scope = holder.status.scope if holder is not None else None
+        if models is None or scope is None or scope.epoch not in (intent.old_epoch, intent.new_epoch):
+            return None
+        found.update(models)
+    return frozenset(found) if intents else None
 
 
 def holder_of(world: World, scope: Scope) -> Holder | None:

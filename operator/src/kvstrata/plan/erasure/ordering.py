@@ -100,12 +100,6 @@ def _overdue(world: World, found: Ordering | None, now: datetime, began: datetim
     return next(filter(None, late), "")
 
 
-def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime) -> Rolled | None:
-    if isinstance(found, CacheInvalidation):
-        return gather.rolled(world, found, record)
-    return _rolled_of_policy(world, record, now)
-
-
 def _has_finished(found: Ordering) -> bool:
     return isinstance(found, CacheInvalidation) and found.finished
 
@@ -134,12 +128,15 @@ def _begin_of_policy(world: World, policy: TenantCachePolicy, now: datetime) -> 
     return ErasureRecord(policy.namespace, policy.name, domain, (left,), keys, erasure)
 
 
-def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rolled | None:
-    """Return the fact that no bundle has the policy, once true."""
-    if not bundles_lack(world, frozenset(record.erasure.order.keyspaces)):
+def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime) -> Rolled | None:
+    """Return the fact that every bundle follows, or that none has the policy, once true."""
+    if isinstance(found, CacheInvalidation):
+        return gather.rolled(world, found, record)
+    reached = found.status.models
+    if not bundles_lack(world, frozenset(record.erasure.order.keyspaces), reached):
         return None
     tiers, models = {**world.ending.tiers, **world.tiers}, {**world.ending.models, **world.models}
-    pods = {witness.uid: witness for witness in witnesses_now(world, now)}
+    pods = {witness.uid: witness for witness in witnesses_now(world, now, models=reached)}
     empty = not_started(world)
     return Rolled(
         now,
@@ -147,7 +144,7 @@ def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rol
         tuple(
             Target(name, committed.bundle.root.revision)
             for name, committed in sorted(world.bundles.items())
-            if name in world.models
+            if name in world.models and (reached is None or name in reached)
         ),
         tuple(
             gather.placed(world, record.domain, Witness(one.model, uid, one.pod, () if uid in empty else held))

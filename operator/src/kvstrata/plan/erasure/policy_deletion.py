@@ -203,7 +203,7 @@ def _released(case: DeletionCase, unproven: str = "") -> DeletionStep:
     """Release it; an overdue one only when no bundle has its epoch, which a restarted operator finds so, too."""
     late = case.overdue and case.overdue == case.abandoned and needs_finalizer(case.policy)
     if late and case.served:
-        why = f"{case.overdue}: the policy goes when the bundles of all CachedModels are written without its epoch"
+        why = f"{case.overdue}: the policy goes when each CachedModel that it reached has a bundle, without its epoch"
         return DeletionStep(decision=Decision(PolicyReason.ABANDONING, why))
     return DeletionStep(finalizers(case.policy, ours=False, unproven=unproven))
 
@@ -313,7 +313,7 @@ def _case(world: World, policy: TenantCachePolicy, now: datetime) -> DeletionCas
         namespace_deleting=policy.uid in world.ending.refused,
         overdue=overdue(policy, world.domain_spec.deletion_deadline, now, began),
         nameable=world.identity is not None,
-        served=keyspace is not None and not bundles_lack(world, {keyspace}),
+        served=keyspace is not None and not bundles_lack(world, {keyspace}, policy.status.models),
     )
     if case.own is not None:
         own = world.erasures.get(case.own.uid, own)

@@ -28,7 +28,7 @@ from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Q
 from kvstrata.plan.bundle.enforcement import bundles_lack
 from kvstrata.plan.conditions import Finding, false, kstatus, listed, true, write_status
 from kvstrata.plan.erasure import status as erasurestatus
-from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves
+from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves, models_with
 from kvstrata.plan.erasure.policy_deletion import FINALIZER, finalizers
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.pools.content import Progress
@@ -203,14 +203,15 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     writes = tuple(epoch_writes(world, invalidation.status.scopes)) if invalidation.spec.scope.prefix is None else ()
     if writes:
         return Plan(statuses=writes, enqueue=(*bundle_keys(world), key_of(invalidation)))
-    if not _bundles_follow(world, invalidation):
+    models, gone = models_with(world, invalidation.status.scopes), _left_keyspaces(world, invalidation)
+    if gone is None or not bundles_lack(world, gone, models):
         if invalidation.spec.mode is Mode.LAZY and _left_s(world, invalidation, now) < 0:
             return _not_proven(world, invalidation, now, "epochs are rolled, and not every bundle has the new ones yet")
         return Plan(enqueue=bundle_keys(world), wake_after_s=1)
     targets = [
         {"model": model, "revision": committed.bundle.root.revision}
         for model, committed in sorted(world.bundles.items())
-        if model in world.models
+        if model in world.models and (models is None or model in models)
     ]
     awaiting = [
         {
@@ -219,7 +220,7 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
             "uid": witness.uid,
             **({"fencedBy": format_timestamp(witness.fenced_by)} if witness.fenced_by else {}),
         }
-        for witness in witnesses_now(world, now, new_only=invalidation.spec.mode is Mode.LAZY)
+        for witness in witnesses_now(world, now, models=models, new_only=invalidation.spec.mode is Mode.LAZY)
     ][:MAX_AWAITING]
     waiting = Decision(SharedReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
     fields = {
@@ -231,16 +232,11 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     return _go_on(invalidation, now, waiting, fields)
 
 
-def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
+def _left_keyspaces(world: World, invalidation: CacheInvalidation) -> frozenset[str] | None:
     if world.identity is None:
-        return False
-    domain_key, _ = world.identity
-    gone = {
-        derive_keyspace(domain_key, Scope(rolled.kind, rolled.name), rolled.old_epoch)
-        for rolled in invalidation.status.scopes
-        if rolled.old_epoch
-    }
-    return bundles_lack(world, gone)
+        return None
+    old = ((Scope(one.kind, one.name), one.old_epoch) for one in invalidation.status.scopes if one.old_epoch)
+    return frozenset(derive_keyspace(world.identity[0], scope, epoch) for scope, epoch in old)
 
 
 def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:

@@ -9,7 +9,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason, SharedReason
 from kvstrata.api.status import ScopeStatus
-from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
+from kvstrata.api.tenantcachepolicy import MAX_REACHED, DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
@@ -55,12 +55,13 @@ def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Pla
     held_first = policy_deletion.finalizer_due(policy, Scope(drawn.kind, drawn.name) if drawn is not None else None)
     if held_first is not None:
         return held_first
-    if drawn is None and not verdict.due:
+    models = policy.status.models if inputs.blocked and drawn is None else _reached(world, policy)
+    if drawn is None and models == policy.status.models and not verdict.due:
         return _report(world, policy, now, inputs, verdict)
-    what = "a new epoch was drawn" if drawn is not None else "its guarantees were decided on"
+    what = "a new epoch was drawn" if drawn is not None else "its CachedModels or guarantees were recorded"
     waiting = Decision(SharedReason.NOT_COMMITTED, f"{what}; pods have not acknowledged it yet")
     findings = _findings(world, policy, inputs, verdict, None, false(ENFORCED, *waiting))
-    fields: dict[str, object] = {"admission": verdict.status(let_go=False)}
+    fields: dict[str, object] = {"admission": verdict.status(let_go=False), "models": list(models) if models else None}
     if drawn is not None:
         fields |= {
             "scope": with_stores(world, drawn),
@@ -88,6 +89,16 @@ def _drawn(world: World, policy: TenantCachePolicy, inputs: PolicyInputs) -> Sco
     epoch = inputs.epoch
     moved = epoch is not None and (shown is None or shown.epoch != epoch.epoch or generation_due(policy))
     return epoch if moved else None
+
+
+def _reached(world: World, policy: TenantCachePolicy) -> tuple[str, ...] | None:
+    """Return the models with pods that may ever have the policy's entry, None for all: recorded before any has it."""
+    chosen, status = policy.spec.models, policy.status
+    if chosen is None or (status.scope is not None and status.models is None):
+        return None
+    selected = (model.name for model in _selected(world, policy))
+    found = {*(status.models or ()), *(chosen.names or ()), *selected, *_holding(world, policy)}
+    return tuple(sorted(found)) if 0 < len(found) <= MAX_REACHED else None
 
 
 def _former(world: World, policy: TenantCachePolicy) -> list[dict[str, object]] | None:

@@ -1,0 +1,152 @@
+"""Pods of a model that never had a policy hold up neither its invalidation, nor its deletion, nor its enforcement."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from kvstrata.model.erasure.facts import Rolled
+from kvstrata.model.refs import Key
+from kvstrata.objects.names import bundle_root
+from kvstrata.plan.erasure import ordering
+from tests.support.objects import NAMESPACE, group, invalidation, model, pod, policy, pool
+from tests.support.worlds import Killed, Simulation
+
+from .invalidations import at_rest, phase
+
+TINY = {"models": {"names": ["tiny"]}}
+BOTH = {"models": {"names": ["other", "tiny"]}}
+
+
+def with_a_silent_pod(*objects: Any) -> Simulation:
+    """Pods that never fence themselves off, one of them of another model, which never reports."""
+    simulation = at_rest(model("other"), *objects, onStale="ServeStale")
+    simulation.put(pod("silent", "other"))
+    simulation.settle()
+    return simulation
+
+
+def order(simulation: Simulation, **scope: Any) -> str:
+    """Invalidate a scope, let the pods of tiny acknowledge, and return the phase."""
+    simulation.put(invalidation("now", scope=scope))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.ack("pod-1")
+    simulation.settle()
+    return phase(simulation)
+
+
+def test_an_invalidation_of_a_tenant_waits_for_pods_of_its_models_alone() -> None:
+    simulation = with_a_silent_pod(policy("acme", **TINY))
+    simulation.restart()
+    simulation.settle()
+    assert order(simulation, tenant="acme") == "Complete"
+    status = simulation.status("CacheInvalidation", "now")
+    assert [target["model"] for target in status["targets"]] == ["tiny"]
+    assert status["pods"] == {"acked": 2, "live": 2, "fenced": 0}
+
+
+def test_a_policy_is_enforced_without_pods_of_models_that_never_had_it() -> None:
+    simulation = with_a_silent_pod(policy("acme", **TINY), policy("globex"))
+    simulation.edit("TenantCachePolicy", "acme", suspend=True)
+    simulation.edit("TenantCachePolicy", "globex", suspend=True)
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.ack("pod-1")
+    simulation.settle()
+    assert simulation.condition("TenantCachePolicy", "acme", "Enforced")[0] == "True"
+    assert simulation.condition("TenantCachePolicy", "globex", "Enforced")[0] == "False"
+
+
+def test_a_policy_without_an_object_for_its_erasure_waits_for_pods_of_its_models_alone() -> None:
+    simulation = with_a_silent_pod(policy("acme", **TINY))
+    simulation.delete("TenantCachePolicy", "acme")
+    simulation.settle()
+    found = simulation.world.policies["acme"]
+    key = Key("TenantCachePolicy", NAMESPACE, "acme")
+    record = ordering.begin(simulation.world, key, found, simulation.now)
+    assert record is not None
+    (rolled,) = ordering.woken(simulation.world, key, found, record, 0, simulation.now).facts
+    assert isinstance(rolled, Rolled)
+    assert {witness.name for witness in rolled.witnesses} == {"pod-0", "pod-1"}
+    assert [target.model for target in rolled.targets] == ["tiny"]
+
+
+@pytest.mark.parametrize("first", [BOTH, {}, {"models": {"selector": {"matchLabels": {"fast": "yes"}}}}])
+def test_an_invalidation_waits_for_pods_of_every_model_that_ever_had_the_policy(first: dict[str, Any]) -> None:
+    simulation = at_rest(model("other", labels={"fast": "yes"}), policy("acme", **first), onStale="ServeStale")
+    simulation.put(pod("silent", "other"))
+    simulation.settle()
+    simulation.edit("TenantCachePolicy", "acme", **TINY)
+    simulation.settle()
+    assert "acme" not in simulation.bundle("other").entries
+    assert order(simulation, tenant="acme") == "AwaitingAcks"
+    simulation.ack("silent")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def test_a_model_that_is_created_later_and_selected_is_waited_for() -> None:
+    by_label = {"models": {"selector": {"matchLabels": {"fast": "yes"}}}}
+    simulation = at_rest(policy("acme", **by_label), onStale="ServeStale")
+    assert "models" not in simulation.status("TenantCachePolicy", "acme"), "none was selected: it may be any"
+    simulation = at_rest(model("fast", labels={"fast": "yes"}), policy("acme", **by_label), onStale="ServeStale")
+    assert simulation.status("TenantCachePolicy", "acme")["models"] == ["fast"]
+    simulation.put(model("later", labels={"fast": "yes"}), pod("silent", "later"))
+    simulation.settle()
+    assert simulation.status("TenantCachePolicy", "acme")["models"] == ["fast", "later"]
+    assert "acme" in simulation.bundle("later").entries
+    assert order(simulation, tenant="acme") == "AwaitingAcks"
+
+
+def test_a_model_is_recorded_before_its_bundle_has_the_policy() -> None:
+    simulation = at_rest(model("other"), policy("acme", **TINY))
+    seen = []
+
+    def hook(verb: str, kind: str, name: str) -> None:
+        if kind == "Secret" and name.startswith(bundle_root("other")):
+            seen.append(simulation.status("TenantCachePolicy", "acme")["models"])
+
+    simulation.kube.after_write = hook
+    simulation.edit("TenantCachePolicy", "acme", **BOTH)
+    simulation.settle()
+    assert "acme" in simulation.bundle("other").entries
+    assert seen
+    assert all(models == ["other", "tiny"] for models in seen)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_an_operator_that_ends_while_a_policy_reaches_a_model_forgets_no_model(number: int) -> None:
+    simulation = at_rest(model("other"), policy("acme", **TINY))
+    simulation.kill_at(number, after=True)
+    simulation.edit("TenantCachePolicy", "acme", **BOTH)
+    with suppress(Killed):
+        simulation.settle()
+    simulation.restart()
+    recorded = simulation.status("TenantCachePolicy", "acme")["models"]
+    assert "acme" not in simulation.bundle("other").entries or "other" in recorded
+    simulation.settle()
+    assert "acme" in simulation.bundle("other").entries
+
+
+@pytest.mark.parametrize("scope", [{"group": "lab"}, {"all": True}])
+def test_an_invalidation_of_a_shared_scope_waits_for_pods_of_all_models(scope: dict[str, Any]) -> None:
+    simulation = with_a_silent_pod(group("lab", "acme"), policy("acme", group="lab", **TINY))
+    assert order(simulation, **scope) == "AwaitingAcks"
+
+
+def test_an_invalidation_of_a_pool_waits_for_pods_of_its_model_alone() -> None:
+    simulation = with_a_silent_pod(policy("acme"), pool("manual"))
+    assert order(simulation, pool="manual") == "Complete"
+
+
+def test_a_scope_with_another_epoch_by_now_may_have_been_anywhere() -> None:
+    simulation = with_a_silent_pod(policy("acme", **TINY))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    while phase(simulation) != "Rolling":
+        simulation.step(next(iter(sorted(simulation._due_keys()))))
+    simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
