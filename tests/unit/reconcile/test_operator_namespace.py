@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from kvstrata.clients.kube import KubeError
 from kvstrata.clients.resources import CONFIG_MAP, JOB, NETWORK_POLICY, SECRET
 from kvstrata.objects import labels, names
 from kvstrata.plan.erasure.receipt_chain import ChainConflictError
 from kvstrata.reconcile.claims import NameConflictError
 from kvstrata.reconcile.erasure.receipt_chain import Chains
-from kvstrata.reconcile.erasure.record_store import RecordStore, name_of
+from kvstrata.reconcile.erasure.record_store import PREFIX, RecordStore, name_of
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKeys
 from kvstrata.reconcile.secrets import AUTHORITY_SECRET, SecretStore
@@ -106,6 +107,26 @@ class TestRecords:
             ]
             assert kept()
             kube.remove("Secret", WHERE, name)
+            await acked(made)
+            await made.until(lambda: made.phase == "Complete")
+
+        run(story, world())
+
+    def test_the_order_shows_that_its_record_is_refused_as_one_event(self) -> None:
+        async def story(made: World) -> None:
+            def refuse(_verb: str, kind: str, name: str) -> None:
+                if kind == "Secret" and name.startswith(PREFIX):
+                    raise KubeError(403, "Forbidden", f'secrets "{name}" is forbidden: exceeded quota: few')
+
+            erase(made.sim)
+            kube = made.sim.kube
+            kube.before_write = refuse
+            for _ in range(5):
+                await made.turn(10)
+            found = [raw for (kind, *_), raw in kube.objects.items() if kind == "Event"]
+            (message,) = [one["message"] for one in found if one["reason"] == "Forbidden"]
+            assert message.endswith("is forbidden: exceeded quota: few: admit it. The erasure waits")
+            kube.before_write = lambda *_: None
             await acked(made)
             await made.until(lambda: made.phase == "Complete")
 

@@ -153,7 +153,7 @@ class ErasureRunner:
         self.state: advance.ErasureState | None = None
         self._events: list[advance.OrderDone | advance.OrderFailed] = []
         self._tasks: dict[Order, asyncio.Task[None]] = {}
-        self._pause_s, self._conflict = 0.0, ""
+        self._pause_s, self._refusal = 0.0, ""
         self._woken = asyncio.Event()
 
     @property
@@ -190,19 +190,21 @@ class ErasureRunner:
                 except (KubeError, ContractError) as error:
                     log.warning("an erasure waits", extra={"erasure": self.name, "error": str(error)})
                     self._pause_s = advance.RETRY_S
-                    if isinstance(error, NameConflictError):
-                        await self._report_conflict(error)
+                    if isinstance(error, KubeError) and (error.is_refusal or isinstance(error, NameConflictError)):
+                        await self._report_refusal(error)
                 await self._pause()
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _report_conflict(self, error: NameConflictError) -> None:
+    async def _report_refusal(self, error: KubeError) -> None:
         """Record it once as an Event: without a record no status shows the erasure."""
-        if self._conflict != error.message and (found := self.found) is not None:
-            self._conflict = error.message
-            message = f"{error.message}: delete or rename it in the operator's namespace. The erasure waits"
+        if self._refusal != error.message and (found := self.found) is not None:
+            self._refusal = error.message
+            is_conflict = isinstance(error, NameConflictError)
+            way_out = "delete or rename it in the operator's namespace" if is_conflict else "admit it"
+            message = f"{error.message}: {way_out}. The erasure waits"
             await self._deps.events.publish(found, error.reason, message, warning=True)
 
     async def turn(self) -> None:
