@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from kvstrata.api.cacheinvalidation import RolledScope
+from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.model.erasure.facts import Rolled
 from kvstrata.model.refs import Key
 from kvstrata.objects.names import bundle_root
 from kvstrata.plan.erasure import ordering
+from kvstrata.plan.erasure.epoch_rolls import models_with
 from tests.support.objects import NAMESPACE, group, invalidation, model, pod, policy, pool
 from tests.support.worlds import Killed, Simulation
 
@@ -144,9 +147,12 @@ def test_an_invalidation_of_a_pool_waits_for_pods_of_its_model_alone() -> None:
 
 def test_a_scope_with_another_epoch_by_now_may_have_been_anywhere() -> None:
     simulation = with_a_silent_pod(policy("acme", **TINY))
-    simulation.put(invalidation("now", scope={"tenant": "acme"}))
-    while phase(simulation) != "Rolling":
-        simulation.step(next(iter(sorted(simulation._due_keys()))))
-    simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
-    simulation.settle()
-    assert phase(simulation) == "AwaitingAcks"
+    epoch, other = simulation.status("TenantCachePolicy", "acme")["scope"]["epoch"], "f" * 32
+
+    def found(old: str, new: str) -> frozenset[str] | None:
+        rolled = RolledScope(kind=ScopeKind.TENANT, name="acme", old_epoch=old, new_epoch=new)
+        return models_with(simulation.world, [rolled])
+
+    assert found(epoch, other) == found(other, epoch) == {"tiny"}
+    assert found(other, "e" * 32) is None
+    assert models_with(simulation.world, []) is None
