@@ -6,7 +6,7 @@ redis: {image: {repository: kvstrata-redis}}
 receipts: {keyDays: 365}
 kms: {audience: kvstrata-kms}
 serviceAccount: {create: true}
-rbac: {create: true, aggregateToDefaultRoles: true}
+rbac: {create: true, aggregateToDefaultRoles: true, readNodes: false}
 resources: {requests: {cpu: 100m, memory: 192Mi}, limits: {memory: 512Mi}}
 podDisruptionBudget: {enabled: true}
 networkPolicy: {enabled: true}

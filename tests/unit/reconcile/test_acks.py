@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from kvstrata.clients.gate import GateClient, GateError, GateFailure
-from kvstrata.clients.kube import TokenIdentity
+from kvstrata.clients.kube import KubeError, TokenIdentity
+from kvstrata.clients.resources import Resource
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.model.pods import Pod
-from kvstrata.reconcile.pod_states import AckListener
+from kvstrata.plan.witnesses import ended_pods
+from kvstrata.reconcile.pod_states import NODES_EVERY_S, AckListener
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, model, pod
 from tests.support.virtual_time import in_virtual_time
@@ -144,3 +146,44 @@ async def test_a_pod_that_ended_is_no_longer_asked() -> None:
     gate = OneGate((state_of(serving), OWN))
     await heard(simulation, gate)
     assert gate.asked == []
+
+
+async def follow_nodes(simulation: Simulation) -> None:
+    silent = OneGate(GateError(GateFailure.UNREACHABLE))
+    listener = AckListener(simulation.kube, silent, simulation.store, simulation.queue)
+    following = asyncio.create_task(listener.follow_nodes())
+    await asyncio.sleep(3 * NODES_EVERY_S)
+    assert not following.done()
+    following.cancel()
+
+
+@pytest.mark.parametrize(
+    ("node", "ended"),
+    [
+        (None, True),
+        ({"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}, True),
+        ({"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}, False),
+        ({}, False),
+        (KubeError(403, "Forbidden", "nodes is forbidden"), False),
+    ],
+)
+def test_a_pod_that_vanished_has_ended_once_its_node_is_gone_or_out_of_service(
+    monkeypatch: pytest.MonkeyPatch, node: dict[str, Any] | KubeError | None, *, ended: bool
+) -> None:
+    simulation, serving = world()
+    simulation.delete("Pod", serving.name)
+    simulation.settle()
+    asked = []
+
+    async def get(resource: Resource, namespace: str | None, name: str) -> dict[str, Any] | None:
+        asked.append(resource.path(namespace, name))
+        if isinstance(node, KubeError):
+            raise node
+        return {"spec": node} if node is not None else None
+
+    monkeypatch.setattr(simulation.kube, "get", get)
+    assert serving.uid not in ended_pods(simulation.world)
+    in_virtual_time(follow_nodes)(simulation)
+    assert set(asked) == {"/api/v1/nodes/node"}
+    assert (serving.uid in ended_pods(simulation.world)) is ended
+    assert bool(len(simulation.queue)) is ended

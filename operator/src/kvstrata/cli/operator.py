@@ -290,6 +290,7 @@ class Operator:
                 self._enqueue_all()
                 self._synced = True
                 group.create_task(listener.run(), name="acks")
+                group.create_task(listener.follow_nodes(), name="nodes")
                 group.create_task(delivery.run(), name="keys")
                 group.create_task(loop.run(), name="loop")
                 group.create_task(rotation.run(), name="key of receipts")

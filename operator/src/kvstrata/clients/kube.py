@@ -134,7 +134,7 @@ class Kube:
             return bytes(data)
         raise _refusal(answer.status, data, answer.headers.get("Retry-After"))
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any] | None:
         """Return an object by a quorum read, or None."""
         try:
             return await self.request("GET", resource.path(namespace, name))

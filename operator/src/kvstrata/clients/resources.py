@@ -45,6 +45,7 @@ LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 JOB = Resource("batch/v1", "Job", "jobs")
 EVENT = Resource("v1", "Event", "events")
 NAMESPACE = Resource("v1", "Namespace", "namespaces")
+NODE = Resource("v1", "Node", "nodes")
 TOKEN_REVIEW = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 SERVICE_MONITOR = Resource("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors")
 

@@ -79,14 +79,15 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A pod whose object disappeared. `clean`: all containers were reported before, as ended or never started. `acked`:
-    the last revision known to be enforced."""
+    """A pod whose object disappeared. `clean`: all containers were reported before, as ended or never started, or its
+    node is known to be gone. `acked`: the last revision known to be enforced."""
 
     name: str
     uid: str
     at: datetime
     clean: bool
     acked: int = 0
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar, TypeVarTuple
 
 from kvstrata.clients.gate import GateClient, GateError
 from kvstrata.clients.kube import Kube, KubeError, TokenIdentity
-from kvstrata.clients.resources import SECRET
+from kvstrata.clients.resources import NODE, SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE, PodState, gate_server_name
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
@@ -36,6 +37,8 @@ LONG_POLL_S = 20.0
 MIN_PAUSE_S = 0.02
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 FIRST_ROUND_S = 3.0
+NODES_EVERY_S = 15.0
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 COUNTS_PODS = ("CachedModel", "CacheDomain")
 GATHER_S = 0.05
 """How long keys that only count pods wait: all pods of a model acknowledge a commit at about the same time."""
@@ -95,6 +98,27 @@ class AckListener:
                     await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S)) - 1] * (0.75 + 0.5 * self._jitter()))
         finally:
             self._gates.forget(pod.ip or "", gate_server_name(pod.model, namespace))
+
+    async def follow_nodes(self) -> None:
+        """Take vanished pods for ended once their Node is deleted or out of service, where the operator may read it."""
+        while True:
+            await asyncio.sleep(NODES_EVERY_S)
+            for namespace in self._store.namespaces:
+                departures = self._store.domain(namespace).departures
+                for model in list(departures):
+                    left = {one.node for one in departures[model] if one.node and not one.clean}
+                    if gone := {name for name in left if await self._is_gone(name)}:
+                        ended = (replace(one, clean=one.clean or one.node in gone) for one in departures[model])
+                        departures[model] = tuple(ended)
+                        self._queue.add_all(self._store.keys_of(namespace))
+
+    async def _is_gone(self, node: str) -> bool:
+        try:
+            found = await self._kube.get(NODE, None, node)
+        except KubeError as error:
+            log.debug("a node cannot be read", extra={"node": node, "error": str(error)})
+            return False
+        return found is None or any(one["key"] == OUT_OF_SERVICE for one in found["spec"].get("taints") or ())
 
     async def _ask(self, namespace: str, pod: Pod, *, long: bool) -> bool:
         """Ask a pod for its state; return whether its answer was believed."""

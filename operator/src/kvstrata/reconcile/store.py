@@ -217,7 +217,7 @@ class Store:
                 continue
             clean = not (last or pod).live
             answer = d.states.get(pod.uid)
-            departure = Departure(pod.name, pod.uid, self._now(), clean, answer.state.acked if answer else 0)
+            departure = Departure(pod.name, pod.uid, self._now(), clean, answer.state.acked if answer else 0, pod.node)
             d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]
             for facts in (d.states, d.renders, d.warmed, d.holdings, d.probes):
                 facts.pop(pod.uid, None)
