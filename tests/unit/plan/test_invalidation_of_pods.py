@@ -51,6 +51,8 @@ def test_a_leader_with_another_clock_waits_again_for_a_pod_that_it_never_heard_o
     *, vanished: bool, ahead_h: int
 ) -> None:
     simulation = at_rest(policy("acme"))
+    simulation.now += timedelta(hours=4)
+    simulation.settle()
     uid = simulation.pod("pod-1").uid
     simulation.store.lose_contact(NAMESPACE, uid)
     simulation.put(invalidation("now", scope={"tenant": "acme"}))

@@ -1,4 +1,4 @@
-"""Pods of a model that never had a policy hold up neither its invalidation, nor its deletion, nor its enforcement."""
+"""Pods of a model that never had a policy hold up neither its invalidation nor its deletion."""
 
 from __future__ import annotations
 
@@ -49,18 +49,6 @@ def test_an_invalidation_of_a_tenant_waits_for_pods_of_its_models_alone() -> Non
     status = simulation.status("CacheInvalidation", "now")
     assert [target["model"] for target in status["targets"]] == ["tiny"]
     assert status["pods"] == {"acked": 2, "live": 2, "fenced": 0}
-
-
-def test_a_policy_is_enforced_without_pods_of_models_that_never_had_it() -> None:
-    simulation = with_a_silent_pod(policy("acme", **TINY), policy("globex"))
-    simulation.edit("TenantCachePolicy", "acme", suspend=True)
-    simulation.edit("TenantCachePolicy", "globex", suspend=True)
-    simulation.settle()
-    simulation.ack("pod-0")
-    simulation.ack("pod-1")
-    simulation.settle()
-    assert simulation.condition("TenantCachePolicy", "acme", "Enforced")[0] == "True"
-    assert simulation.condition("TenantCachePolicy", "globex", "Enforced")[0] == "False"
 
 
 def test_a_policy_without_an_object_for_its_erasure_waits_for_pods_of_its_models_alone() -> None:

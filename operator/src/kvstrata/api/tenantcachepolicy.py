@@ -158,7 +158,7 @@ class TenantCachePolicyStatus(EnforcedStatus):
     """Observed state of a TenantCachePolicy."""
 
     models: Annotated[tuple[ObjectName, ...], Field(max_length=MAX_REACHED), atomic_list()] | None = None
-    """CachedModels with pods that may ever have had this policy; pods of others are not waited for. Absent for all:
+    """CachedModels with pods that may ever have had this policy; invalidations wait for no others. Absent for all:
     if spec.models ever was absent or selected more than 256, or selected none when the scope was drawn."""
 
     former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64), atomic_list()] = ()

@@ -10,7 +10,7 @@ from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.model.world import World
-from kvstrata.plan.bundle.compile import entry_in, held_entry, reaches, rules_of, selects, tiers_of
+from kvstrata.plan.bundle.compile import entry_in, held_entry, rules_of, selects, tiers_of
 from kvstrata.plan.conditions import Finding, false, listed, true, unknown
 from kvstrata.plan.keys.data_keys import seals
 
@@ -92,8 +92,7 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
         return Enforcement(none, committed=True)
     settled = policy.status.enforced_generation == policy.generation
     chosen = {model.name for model in models}
-    former = {name for name in world.models.keys() - chosen if reaches(policy, name)}
-    others = {name: one for name, one in sorted(world.bundles.items()) if name in former}
+    others = {name: one for name, one in sorted(world.bundles.items()) if name in world.models and name not in chosen}
     uncommitted = [name for name, one in others.items() if not one.whole or held_entry(one.bundle, policy) is not None]
     total, left = Coverage(), Coverage()
     for model in models:
