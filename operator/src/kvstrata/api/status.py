@@ -53,7 +53,7 @@ class Store(StatusModel):
     """Name of its CacheTier."""
 
     places: Annotated[tuple[Annotated[str, StringConstraints(max_length=2048)], ...], Field(max_length=64), set_list()]
-    """What identifies it: endpoints of external servers, the UID of a managed tier, or a folder and its tier's name."""
+    """Its identity: endpoints of external servers, the UID of a managed tier, or a folder and its tier's name."""
 
 
 class ScopeStatus(StatusModel):

@@ -79,7 +79,7 @@ def servers_held(tier: CacheTier) -> frozenset[tuple[tuple[str, ...], int]]:
 
 
 def places_of(tier: CacheTier) -> tuple[str, ...]:
-    """Return what identifies the store of a tier whose blocks outlive pods; empty for others, and before pods can use
+    """Return the identity of the store of a tier whose blocks outlive pods; empty for others, and before pods can use
     it. Stores with a place in common are one."""
     using, nvme = in_force(tier), tier.spec.nvme
     if nvme is not None and nvme.host_path is not None:
