@@ -55,6 +55,7 @@ class History:
         self.used |= {self.now} - {""}
 
 
+@pytest.mark.claim("a scope's record has each store that was used under its epoch")
 @pytest.mark.parametrize("seed", range(12))
 def test_the_record_is_what_was_used_since_the_last_epoch(seed: int) -> None:
     history = History(seed)

@@ -21,6 +21,8 @@ from tests.tiers.tier_driver import Driver, block
 
 HERE = AllowedServers(networks=("127.0.0.1/32",))
 EVERYWHERE = AllowedServers(networks=("127.0.0.0/8",))
+pytestmark = pytest.mark.claim("pods and deletion Jobs connect to servers that the installation allows")
+
 DEADLINES: dict[str, Any] = {"connect_timeout_ms": 5_000, "io_timeout_ms": 5_000}
 
 

@@ -96,7 +96,7 @@ def test_every_class_of_a_message_is_covered() -> None:
         if kind.__module__.startswith("kvstrata.contract.")
     }
     assert covered == known
-    assert len(known) == 85
+    assert len(known) == 86
 
 
 def test_every_kind_of_fact_is_in_a_record() -> None:

@@ -149,7 +149,7 @@ async def test_a_pod_that_ended_is_no_longer_asked() -> None:
 
 
 async def follow_nodes(simulation: Simulation) -> None:
-    silent = OneGate(GateError(GateFailure.UNREACHABLE))
+    silent = OneGate(GateError(GateFailure.UNREACHABLE, "no route"))
     listener = AckListener(simulation.kube, silent, simulation.store, simulation.queue)
     following = asyncio.create_task(listener.follow_nodes())
     await asyncio.sleep(3 * NODES_EVERY_S)
