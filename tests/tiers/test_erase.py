@@ -313,7 +313,7 @@ class TestStopping:
         program = start_program(tmp_path / "order.json", {"domain": "no"})
         _, errors = program.communicate(timeout=60)
         assert program.returncode == 2
-        assert errors.decode().startswith("the order cannot be read: the order lacks keyspaces, revision, tier")
+        assert errors.decode().startswith("the order cannot be read: the order lacks keyspaces")
 
     @pytest.mark.parametrize(
         ("change", "names"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from kvstrata.contract import ContractError
@@ -13,7 +12,6 @@ from kvstrata_sidecar.adapter.params import Hex16, TierParams, read
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 
 MAX_STRAYS = 4_096
-REQUIRED = frozenset({"domain", "revision", "keyspaces", "tier"})
 
 Identity = Annotated[str, Form(IDENTITY_PATTERN, "cache identity, with or without a fingerprint")]
 
@@ -21,7 +19,8 @@ Identity = Annotated[str, Form(IDENTITY_PATTERN, "cache identity, with or withou
 @wired("the order")
 class Order:
     """Delete `keyspaces`, which no bundle since `revision` has, from one tier of a domain, or only their `chunks`, or
-    only blocks of cache `identities`, of which one without a fingerprint stands for all of that identity.
+    only blocks of cache `identities`, of which one without a fingerprint stands for all of that identity. Given ones
+    must be at least one: none would mean all blocks.
 
     `parallelism` bounds the primaries in work at once. Indexes are checked for the last time `window_ms` after the
     revocation: until then values reserved before may arrive. `strays` are names of values without an index, from a
@@ -37,7 +36,7 @@ class Order:
     window_ms: Annotated[int, Range(0, 10 * WRITE_WINDOW_MS)] = WRITE_WINDOW_MS
     strays: Annotated[tuple[str, ...], Items(most=MAX_STRAYS)] = ()
     sums: bool = False
-    identities: Annotated[tuple[Identity, ...], Items(most=64)] = ()
+    identities: Annotated[tuple[Identity, ...], Items(1, 64)] = ()
     chunks: Annotated[tuple[HexDigest, ...], Items(most=4_096, distinct=True)] = ()
 
     def __post_init__(self) -> None:
@@ -53,9 +52,4 @@ class Order:
     @classmethod
     def from_json(cls, raw: Any) -> Order:
         """Raises ValueError, which names the field, for anything missing, unknown or malformed."""
-        if isinstance(raw, Mapping):
-            if missing := sorted(REQUIRED - raw.keys()):
-                raise ValueError(f"the order lacks {', '.join(missing)}")
-            if "identities" in raw and not raw["identities"]:
-                raise ValueError("identities must be at least one: none would mean all blocks")
         return read(cls, raw)
