@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.memory.params import MemoryParams
-from kvstrata_sidecar.adapter.params import AdapterParams
+from kvstrata_sidecar.adapter.params import AdapterParams, MemoryParams
 from kvstrata_sidecar.upstream import server_checks as checks
 
 POD = {"domain": "d" * 16, "identity": "1" * 16}

@@ -18,8 +18,7 @@ from kvstrata.objects import paths
 from kvstrata.objects.pod import engine
 from kvstrata.objects.pod.pod import pod_template
 from kvstrata.objects.tier_link import redis_link
-from kvstrata_sidecar.adapter.memory.params import MemoryParams
-from kvstrata_sidecar.adapter.params import AdapterParams
+from kvstrata_sidecar.adapter.params import AdapterParams, MemoryParams
 from kvstrata_sidecar.gate.http.drain import DRAINED_FILE, DRAINING_FILE
 from kvstrata_sidecar.gate.settings import Settings, load
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, nvme_tier, redis_tier, tier

@@ -1,4 +1,4 @@
-"""Start parameters of the adapter: `adapter_params` of LMCache's `--l2-adapter`.
+"""Start parameters of the adapter: `adapter_params` of LMCache's `--l2-adapter`, and those of the server module.
 
 LMCache prints them on its configuration endpoint, so they name files that hold secrets, never a secret. Malformed
 parameters raise ValueError and stop the server: a cache server that ignores its policy must not run.
@@ -18,6 +18,8 @@ from kvstrata.contract.wire import MAX_NUMBER, Form, Items, Range, from_wire, wi
 T = TypeVar("T")
 
 _PLACE = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+
+DEFAULT_HIGH_WATERMARK_PERCENT = 90
 
 MAX_STORE_DEADLINE_MS = 120_000
 """LMCache reuses a block's memory 300 s after it lent it to a store; a store has to end long before."""
@@ -139,6 +141,31 @@ class AdapterParams:
         if medium != "Redis":
             raise ValueError(f"tier.medium must be Redis or NVMe, not {medium!r}")
         return replace(pod, tier=TierParams.from_json(values))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParams:
+    """`config` of LMCache's `--server-module`: the pod's parameters, and the CPU tier. `tier` is the CacheTier whose
+    budgets apply to the server's memory, None without one. Blocks are evicted above `high_watermark_percent` of the
+    memory."""
+
+    pod: AdapterParams
+    tier: str | None
+    high_watermark_percent: int = DEFAULT_HIGH_WATERMARK_PERCENT
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> MemoryParams:
+        """Raises ValueError for anything missing, unknown or out of bounds."""
+        if "tier" not in raw:
+            raise ValueError("MemoryParams: missing ['tier']; null is a model without a CPU tier")
+        values = dict(raw)
+        tier = values.pop("tier")
+        percent = values.pop("high_watermark_percent", DEFAULT_HIGH_WATERMARK_PERCENT)
+        if tier is not None and (not isinstance(tier, str) or not tier):
+            raise ValueError(f"tier must be a CacheTier's name or null, not {tier!r}")
+        if not isinstance(percent, int) or isinstance(percent, bool) or not 10 <= percent <= 100:
+            raise ValueError(f"high_watermark_percent must be an integer from 10 to 100, not {percent!r}")
+        return cls(AdapterParams.from_json({**values, "tier": None}), tier, percent)
 
 
 def read(cls: type[T], raw: Any) -> T:

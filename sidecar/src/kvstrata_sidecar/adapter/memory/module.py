@@ -6,8 +6,8 @@ import logging
 from functools import partial
 from typing import Any
 
-from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
+from kvstrata_sidecar.adapter.params import MemoryParams
 from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.upstream import versions
