@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstrata.contract.messages.erase_report import StopReason
 from kvstrata.contract.policy.tiers import AllowedServers
-from kvstrata_sidecar.adapter.params import Endpoint, TierParams
+from kvstrata_sidecar.adapter.params import Endpoint, TierParams, TlsParams
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.redis.client.resp import AccessError
 from kvstrata_sidecar.adapter.redis.client.slots import Address
@@ -91,6 +94,31 @@ def test_each_address_of_a_name_has_to_be_allowed_before_a_connection(
     for allowed in (EVERYWHERE, None):
         dial(Address("redis.example", cluster.port), tier(cluster.port, allowed)).close()
     assert cluster.commands == [b"PING", b"PING"]
+
+
+def test_a_password_goes_without_tls_only_if_the_installation_allows_it(cluster: HostileServer, tmp_path: Path) -> None:
+    (tmp_path / "password").write_bytes(b"word")
+    held = replace(tier(cluster.port, HERE), password_file=str(tmp_path / "password"))
+    with pytest.raises(AccessError, match="no password without TLS"):
+        dial(Address("127.0.0.1", cluster.port), held)
+    assert cluster.commands == []
+    dial(Address("127.0.0.1", cluster.port), replace(held, allowed=replace(HERE, plain_passwords=True))).close()
+    assert cluster.commands == [b"AUTH", b"PING"]
+
+
+def test_a_deletion_does_not_report_which_named_server_has_another_certificate(
+    monkeypatch: pytest.MonkeyPatch, cluster: HostileServer, named: Named
+) -> None:
+    def start_tls(raw: socket.socket, _: TlsParams, server_name: str) -> socket.socket:
+        if server_name == "127.0.0.1":
+            return raw
+        raise AccessError("the server's certificate is not trusted") from ssl.SSLCertVerificationError()
+
+    monkeypatch.setattr("kvstrata_sidecar.adapter.redis.client.dial._start_tls", start_tls)
+    with pytest.raises(StoppedError, match="does not answer as Redis") as stopped:
+        Servers(replace(tier(cluster.port, EVERYWHERE), tls=TlsParams("ca.crt")))
+    assert stopped.value.reason is StopReason.SERVER_AWAY
+    assert named.was_reached()
 
 
 def test_a_deletion_connects_to_no_such_server_either(cluster: HostileServer, named: Named) -> None:

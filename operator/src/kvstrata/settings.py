@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
+from itertools import permutations
+from pathlib import PurePosixPath
 from typing import Any
 
 from kvstrata.contract.policy.tiers import AllowedServers
@@ -113,8 +115,15 @@ class Settings:
             kms_token_file=env.get("KVSTRATA_KMS_TOKEN_FILE") or "",
             receipts_key_days=number("KVSTRATA_RECEIPTS_KEY_DAYS", "365"),
             external_redis=_servers(parsed("KVSTRATA_EXTERNAL_REDIS", "{}"), env.get("KUBERNETES_SERVICE_HOST")),
-            host_paths=listed("KVSTRATA_HOST_PATHS"),
+            host_paths=_folders(listed("KVSTRATA_HOST_PATHS")),
         )
+
+
+def _folders(given: tuple[str, ...]) -> tuple[str, ...]:
+    for one, other in permutations(given, 2):
+        if PurePosixPath(one).is_relative_to(other):
+            raise SettingsError(f"KVSTRATA_HOST_PATHS: {one} is in {other}, and may be a namespace's folder there")
+    return given
 
 
 def _servers(given: Any, api_server: str | None) -> AllowedServers:

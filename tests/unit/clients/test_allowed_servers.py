@@ -180,3 +180,10 @@ def test_the_installation_sets_the_rules() -> None:
     for wrong in ('{"cidrs": ["10.0.0.1/8"]}', '{"servers": []}', "[1]", "{"):
         with pytest.raises(SettingsError, match="KVSTRATA_EXTERNAL_REDIS must"):
             settings(KVSTRATA_EXTERNAL_REDIS=wrong)
+
+
+def test_no_folder_of_nodes_lies_in_another_where_it_may_be_a_namespaces() -> None:
+    assert settings(KVSTRATA_HOST_PATHS="/disks,/disks2").host_paths == ("/disks", "/disks2")
+    for wrong in ("/disks,/disks/fast", "/disks/fast/a,/disks", "/disks,/disks/"):
+        with pytest.raises(SettingsError, match="KVSTRATA_HOST_PATHS: /disks"):
+            settings(KVSTRATA_HOST_PATHS=wrong)

@@ -48,6 +48,7 @@ class Uninstall:
             ended = True
         finally:
             if not ended:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)  # it would end the restart
                 await self._kube.scale(namespace, self._options.deployment, self._options.replicas)
         return 0, (released(held) if held else f"no object needs the operator of release {release}") + self._unsure
 
@@ -121,7 +122,8 @@ async def _main(options: argparse.Namespace) -> int:
     try:
         code, text = await Uninstall(kube, options, asyncio.sleep).run()
     except (KubeError, TimeoutError, asyncio.CancelledError) as error:
-        code, text = 1, f"the uninstall check failed, uninstall again: {str(error) or 'the operator does not end'}"
+        ended = "the Job was ended" if isinstance(error, asyncio.CancelledError) else "the operator does not end"
+        code, text = 1, f"the uninstall check failed, uninstall again: {str(error) or ended}"
     finally:
         await kube.close()
     print(text)

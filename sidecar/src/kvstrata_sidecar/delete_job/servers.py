@@ -5,6 +5,7 @@ The map is read once. A server that redirects, or is taking a slot over, shows t
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,9 +82,11 @@ class Servers(resp.Transport):
         self._tier = tier
         self._connections: dict[str, Connection] = {}
         self.layout = self._find()
+        declared = {(one.host, one.port) for one in tier.endpoints}
         for primary in self.layout.primaries:
             if primary.node not in self._connections:
-                with _stopping(primary.address, coarse=tier.allowed is not None):
+                named = tier.allowed is not None and primary.address.where not in declared
+                with _stopping(primary.address, coarse=named):
                     self._connections[primary.node] = dial(primary.address, self._tier)
 
     def ask(self, commands: Sequence[resp.Command]) -> list[Any]:
@@ -192,9 +195,10 @@ def _info(connection: Connection, section: bytes) -> dict[str, str]:
 def _stopping(address: Address, *, coarse: bool = False) -> Iterator[None]:
     try:
         yield
-    except resp.AccessError as error:
-        raise StoppedError(StopReason.ACCESS_REFUSED, f"{address}: {error}") from error
     except resp.TransportError as error:
+        by_tls = error.__cause__ is not None and isinstance(error.__cause__.__cause__, ssl.SSLError)
+        if isinstance(error, resp.AccessError) and not (coarse and by_tls):
+            raise StoppedError(StopReason.ACCESS_REFUSED, f"{address}: {error}") from error
         # The reason would show a network to users of a namespace.
         why = "the server, which the cluster names, does not answer as Redis" if coarse else error
         raise StoppedError(StopReason.SERVER_AWAY, f"{address}: {why}") from error

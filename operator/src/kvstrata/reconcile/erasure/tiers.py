@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier
@@ -83,8 +83,6 @@ class Looks:
             why = f"the password in Secret {(asked.password or ('',))[0]} is not UTF-8 text"
             raise LookError(tier.name, why) from None
         allowed = self.allowed if is_external(tier) else None
-        if allowed is not None:  # Pods send the password to a tier in use, and its data has to be found.
-            allowed = replace(allowed, plain_passwords=True)
         access = Access(password, authority, asked.username, allowed)
         return self.verifier(asked.endpoint, asked.server_name, access, cluster=asked.cluster)
 

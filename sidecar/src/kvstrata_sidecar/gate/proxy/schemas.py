@@ -25,7 +25,7 @@ MAX_ALTERNATIVES = 1000
 MAX_REGEX_CHARACTERS = 1024
 MAX_WRITTEN_OUT = 100_000
 """Characters of all patterns of a budget with their repetitions written out: `(a{100}){100}` has 10,000. Each different
-pattern with repetitions counts once at least ten times its length, so that counting takes 4 ms at most."""
+pattern with repetitions counts once at least ten times its length, so that counting takes 5 ms at most."""
 
 _ALTERNATIVES = frozenset({"anyOf", "oneOf", "allOf", "enum"})
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")

@@ -24,9 +24,11 @@ Otherwise each connection would keep up to 16 KB of the last block that it loade
 def dial(address: Address, tier: TierParams) -> Connection:
     """Return an authenticated connection to a server. All files are read now, so that rotated ones count. Credentials
     are sent only after the server's certificate was verified. Raises AccessError if they are missing or refused, or the
-    installation does not allow an address of the server, TransportError or ReplyError for other failures."""
+    installation does not allow them or an address of the server, TransportError or ReplyError for other failures."""
     connect_timeout_s, io_timeout_s = tier.connect_timeout_ms / 1000, tier.io_timeout_ms / 1000
     password = None if tier.password_file is None else read_password(tier.password_file)
+    if password is not None and tier.tls is None and tier.allowed is not None and not tier.allowed.plain_passwords:
+        raise AccessError(f"{address}: the installation allows no password without TLS (externalRedis of the chart)")
     try:
         raw = _reach(address, tier.allowed, connect_timeout_s)
     except (OSError, ValueError) as error:
