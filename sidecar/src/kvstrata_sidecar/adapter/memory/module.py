@@ -36,7 +36,7 @@ class MemoryModule:
         params = MemoryParams.from_json(build_context.config)
         self.context = build_context.server_context
         manager = lmcache.manager(self.context)
-        chunks = lmcache.chunks(self.context)
+        chunks = lmcache.Chunks(self.context)
         hasher = Hasher(*lmcache.hasher(self.context))
         store_again = lmcache.store_again(manager)
         remove_salts()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap, TTLLock
+from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.error import L1Error
 from lmcache.v1.distributed.internal_api import L1ManagerListener, L2StoreResult
 from lmcache.v1.distributed.l1_manager import L1Manager, L1ObjectState
@@ -16,11 +17,12 @@ from lmcache.v1.distributed.memory_manager import L1MemoryManager
 from lmcache.v1.distributed.storage_controllers.store_controller import StoreListener
 from lmcache.v1.distributed.storage_manager import _L1_WRITE_TAG
 
+from kvstrata.contract.messages.engine_identity import UNRESOLVED, fingerprint_in
 from kvstrata_sidecar.adapter.policy_tiers import Leave
+from kvstrata_sidecar.adapter.pool_report import counted_groups
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.upstream import server_checks as checks
 from kvstrata_sidecar.upstream.pool import Pool
-from kvstrata_sidecar.upstream.v0_5_6.chunks import Chunks
 
 AdapterBase = L2AdapterInterface
 ListenerBase = L1ManagerListener
@@ -60,8 +62,38 @@ def store_again(manager: Any) -> Callable[[list[Any]], object]:
     return notify
 
 
-def chunks(context: Any) -> Chunks:
-    return Chunks(checks.the_layouts(context))
+class Chunks:
+    """Parts of chunks, one for each registered rank and group of layers."""
+
+    def __init__(self, context: Any) -> None:
+        self._layouts: Mapping[tuple[str, int], Any] = checks.the_layouts(context)
+
+    def fingerprints(self) -> list[str]:
+        """Return the fingerprints of the engines that have registered."""
+        return sorted({fingerprint_in(model) for model, _ in list(self._layouts)} - {UNRESOLVED})
+
+    def names(self, keyspace: str, chunk_hashes: Sequence[bytes]) -> list[list[Any]] | None:
+        """Return the keys of each chunk's counted parts, None before an engine registered its layout."""
+        registered = list(self._layouts.items())
+        if not registered:
+            return None
+        parts = [
+            (model, rank, group)
+            for (model, world_size), entry in registered
+            for rank in _ranks(world_size)
+            for group in counted_groups(entry.attn_desc.num_chunks_in_sw)
+        ]
+        return [
+            [ObjectKey(chunk_hash, model, rank, group, keyspace) for model, rank, group in parts]
+            for chunk_hash in chunk_hashes
+        ]
+
+
+def _ranks(world_size: int) -> list[int]:
+    return [
+        ObjectKey.ComputeKVRank(world_size=world_size, global_rank=rank, local_world_size=world_size, local_rank=rank)
+        for rank in range(world_size)
+    ]
 
 
 def join(context: Any, module: str, name: str, params: Mapping[str, Any]) -> Leave:
