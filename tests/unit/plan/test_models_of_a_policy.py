@@ -144,3 +144,14 @@ def test_a_scope_with_another_epoch_by_now_may_have_been_anywhere() -> None:
     assert found(epoch, other) == found(other, epoch) == {"tiny"}
     assert found(other, "e" * 32) is None
     assert models_with(simulation.world, []) is None
+
+
+def test_the_erasure_of_a_policy_with_a_successor_waits_for_pods_of_its_models_alone() -> None:
+    simulation = with_a_silent_pod(policy("acme", **TINY))
+    epoch = simulation.status("TenantCachePolicy", "acme")["scope"]["epoch"]
+    simulation.put(policy("acme", name="later", **BOTH))
+    simulation.delete("TenantCachePolicy", "acme")
+    simulation.settle()
+    assert simulation.status("TenantCachePolicy", "later")["scope"]["epoch"] != epoch
+    rolled = RolledScope(kind=ScopeKind.TENANT, name="acme", old_epoch=epoch, new_epoch="f" * 32)
+    assert models_with(simulation.world, [rolled]) == {"tiny"}

@@ -6,8 +6,10 @@ import pytest
 
 from kvstrata.api.status import MAX_STORES, ScopeStatus
 from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.model.refs import Key
+from kvstrata.plan.kinds.policy import plan_policy
 from kvstrata.plan.redis.backend import former_stores, with_stores
-from tests.support.objects import NAMESPACE, Raw, group, invalidation, model, own, policy, pool, redis_tier
+from tests.support.objects import NAMESPACE, Raw, group, invalidation, model, own, pod, policy, pool, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.plan.invalidations import at_rest
 
@@ -68,6 +70,19 @@ def test_servers_that_pods_do_not_use_yet_are_not_on_record() -> None:
     sim.backends_up = False
     change(sim, at("new.example:6379"))
     assert on_record(sim) == [("shared", ["old.example:6379"])]
+
+
+def test_a_store_is_recorded_at_once_though_pods_are_silent() -> None:
+    sim = crowd()
+    sim.put(pod("silent"))
+    sim.edit("TenantCachePolicy", "acme", cacheGeneration=1)
+    sim.settle()
+    sim.edit("CacheTier", "shared", redis=at("new.example:6379"))
+    for _ in range(2):  # the servers are asked, and in force
+        sim.step(Key("CacheTier", NAMESPACE, "shared"))
+    (write,) = plan_policy(sim.world, "acme", sim.now).statuses
+    assert [one["places"] for one in write.status["scope"]["stores"]] == [["old.example:6379"], ["new.example:6379"]]
+    assert not write.can_wait
 
 
 def test_endpoints_of_a_cluster_that_change_one_by_one_are_one_store() -> None:

@@ -108,6 +108,7 @@ def write_status(
     changed = {name: value for name, value in desired.items() if not _same(current.get(name), value)}
     if not changed:
         return ()
+    can_wait = can_wait and "scope" not in changed  # the next leader depends on it
     return (StatusWrite(key_of(resource), resource.metadata.resource_version, changed, can_wait),)
 
 

@@ -72,13 +72,13 @@ def models_with(world: World, intents: Collection[RolledScope]) -> frozenset[str
     found: set[str] = set()
     for intent in intents:
         models: Collection[str] | None = None
-        match holder := holder_of(world, Scope(intent.kind, intent.name)):
-            case TenantCachePolicy():
-                models = holder.status.models
-            case PrefixPool():
-                models = (holder.spec.model_ref.name,)
-        scope = holder.status.scope if holder is not None else None
-        if models is None or scope is None or scope.epoch not in (intent.old_epoch, intent.new_epoch):
+        epochs = (intent.old_epoch, intent.new_epoch)
+        match next((one for one, epoch in _holders(world, Scope(intent.kind, intent.name)) if epoch in epochs), None):
+            case TenantCachePolicy() as policy:
+                models = policy.status.models
+            case PrefixPool() as pool:
+                models = (pool.spec.model_ref.name,)
+        if models is None:
             return None
         found.update(models)
     return frozenset(found) if intents else None
@@ -86,6 +86,11 @@ def models_with(world: World, intents: Collection[RolledScope]) -> frozenset[str
 
 def holder_of(world: World, scope: Scope) -> Holder | None:
     """Return the object whose status has the epoch of a scope; None before one is drawn."""
+    return next((one for one, _ in _holders(world, scope)), None)
+
+
+def _holders(world: World, scope: Scope) -> Iterator[tuple[Holder, str]]:
+    """Yield objects whose status has an epoch of a scope, and the epoch; several are policies, the senior one first."""
     holders: Iterable[Holder | None]
     match scope.kind:
         case ScopeKind.GROUP:
@@ -97,4 +102,6 @@ def holder_of(world: World, scope: Scope) -> Holder | None:
         case _:
             # Of two policies for one tenant only the older one's epoch is in bundles.
             holders = by_seniority(world, scope.name)
-    return next((one for one in holders if one is not None and held(one.status.scope, scope) is not None), None)
+    for one in holders:
+        if one is not None and (drawn := held(one.status.scope, scope)) is not None:
+            yield one, drawn.epoch

@@ -187,6 +187,7 @@ class ErasureRunner:
                     if self.state is None and not await self._take_up():
                         return
                     await self.turn()
+                    self._refusal = ""
                 except (KubeError, ContractError) as error:
                     log.warning("an erasure waits", extra={"erasure": self.name, "error": str(error)})
                     self._pause_s = advance.RETRY_S
