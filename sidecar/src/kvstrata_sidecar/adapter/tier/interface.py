@@ -85,6 +85,13 @@ class PodTier(Protocol):
     def counters(self) -> dict[str, int]:
         """Return all counters."""
 
+    @property
+    def healthy(self) -> bool:
+        """Whether all threads are alive. An unreachable tier does not make it unhealthy."""
+
+    def close(self) -> None:
+        """Abort running exchanges, answer every task, end the threads."""
+
 
 class SlowerTier(PodTier, Protocol):
     """A tier behind the server's own memory."""
