@@ -51,9 +51,9 @@ def plan_pool(world: World, name: str, now: datetime) -> Plan:
         return Plan()
     step, following = _next_step(world, pool, now), pool.status.next
     fields: dict[str, Any] = {"scope": with_stores(world, pool.status.scope), **step.fields}
-    if following is not None and (slot := fields.get("next", following.to_kubernetes())) is not None:
-        if slot["scope"]["epoch"] == following.scope.epoch:
-            fields["next"] = {**slot, "scope": with_stores(world, following.scope)}
+    slot = fields.get("next", following.to_kubernetes()) if following is not None else None
+    if following is not None and slot is not None and slot["scope"]["epoch"] == following.scope.epoch:
+        fields["next"] = {**slot, "scope": with_stores(world, following.scope)}
     statuses = write_status(pool, now, _findings(world, pool, step), fields, can_wait=step.can_wait)
     return Plan(step.questions, statuses=statuses, enqueue=step.enqueue, wake_after_s=step.again_s)
 
