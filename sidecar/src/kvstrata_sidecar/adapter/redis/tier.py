@@ -27,10 +27,9 @@ from kvstrata_sidecar.adapter.redis.client.resp import Transport
 from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
-from kvstrata_sidecar.adapter.redis.deps import TierDeps
+from kvstrata_sidecar.adapter.redis.deps import ScopeTerms, TierDeps
 from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, sizes
-from kvstrata_sidecar.adapter.redis.lookups import REMEMBER_S, Lookups
-from kvstrata_sidecar.adapter.redis.placement import Places
+from kvstrata_sidecar.adapter.redis.placement import REMEMBER_S, Places
 from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
@@ -38,7 +37,6 @@ from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 from kvstrata_sidecar.adapter.redis.sweep.reclaim import ReclaimCapacity
 from kvstrata_sidecar.adapter.redis.sweep.scopes import AuditLeases, SweepScopes
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, SweeperConnection
-from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.redis.threads import RedisThreads
 from kvstrata_sidecar.adapter.tier.base import BaseTier
 from kvstrata_sidecar.adapter.tier.blocks import QuestionPart, T
@@ -96,14 +94,13 @@ class Tier(BaseTier[TierDeps, RedisThreads]):
         self._sweeping = SweeperConnection(deps, self._transport)
         self._sweeper = Sweeper(deps, self._sweeping, jobs)
         scouts: list[Upkeep] = [Scout(tier, topology, random.random)] if tier.cluster else []
-        self._places = Places(deps)
-        self._lookups = Lookups(deps, self._places, held_faster, self._discard_copies)
+        self._places = Places(deps, held_faster, self._discard_copies)
         self._io_threads = RedisThreads(deps, self._tasks, self._transport)
         self._start(self._sweeper, *scouts)
 
     def lookup(self, blocks: Sequence[Block]) -> int:
         """Start to look up blocks. Blocks of a faster tier are misses here, because they are hits there."""
-        groups, shares = self._lookups.divide(blocks)
+        groups, shares = self._places.to_look_up(blocks)
         task = self._open(TaskKind.LOOKUP, len(blocks), len(groups), self._params.lookup_deadline_ms)
         for (keyspace, node), sought in groups.items():
             part = LookupPart(task, keyspace, sought, self._deps, shares)
