@@ -23,6 +23,8 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         began_s = asked.pop("began_s", None) or time.time()
+        config.model_config.hf_config.auto_map = asked.pop("auto_map", None)
+        config.load_config.load_format = asked.pop("load_format", "auto")
         for name, value in asked.items():
             setattr(config.model_config, name, value)
         answers.write(resolve(config, None, partial(float, began_s)).encode() + b"\n")

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ class Engine:
         )
         self._log = home / "engine.log"
 
-    def resolve(self, model: str | Path = NAME, **more: str | float | None) -> EngineIdentity:
+    def resolve(self, model: str | Path = NAME, **more: Any) -> EngineIdentity:
         """Return the identity with this model, its own tokenizer and branch unless others are given."""
         asked = {"model": str(model), "tokenizer": str(model), "revision": None, "tokenizer_revision": None} | more
         assert self._process.stdin
@@ -185,6 +186,22 @@ def test_files_that_changed_under_a_path_since_the_engine_began_give_no_fingerpr
     assert engine.resolve(tmp_path).fingerprint, "the next start loads them"
     hub.push(NAME, SECOND)
     assert engine.resolve(began_s=began_s).fingerprint, "the engine may have downloaded a snapshot itself"
+
+
+def test_a_part_that_is_read_from_another_place_gives_no_fingerprint(hub: Hub, engine: Engine) -> None:
+    none: dict[str, Any] = {"hf_config_path": None, "model_weights": "", "trust_remote_code": False}
+    for part, change in (
+        ("configuration", {"hf_config_path": "acme/other"}),
+        ("weights", {"model_weights": "s3://bucket/model"}),
+        ("weights", {"load_format": "tensorizer"}),
+        ("code", {"trust_remote_code": True, "auto_map": {"AutoModel": "acme/other--modeling.Model"}}),
+    ):
+        found = engine.resolve(**none | change)
+        assert not found.fingerprint
+        assert f"reads {part} from another place than {NAME}" in found.problem
+    for auto_map in ({"AutoModel": f"{NAME}--modeling.Model"}, {"AutoModel": "modeling.Model"}):
+        assert engine.resolve(**none | {"trust_remote_code": True, "auto_map": auto_map}).fingerprint
+    assert engine.resolve(**none).fingerprint
 
 
 def test_a_model_that_is_not_there_has_no_fingerprint_and_the_reason(engine: Engine) -> None:

@@ -10,6 +10,7 @@ import pytest
 from kvstrata_sidecar.gate.http.errors import Refusal
 from kvstrata_sidecar.gate.proxy import bodies
 from kvstrata_sidecar.gate.proxy.schemas import (
+    MAX_PROPERTY_PAIRS,
     MAX_SCHEMA_BYTES,
     MAX_SCHEMAS_BYTES,
     MAX_WRITTEN_OUT,
@@ -105,8 +106,12 @@ def test_ordinary_patterns_pass() -> None:
 @pytest.mark.parametrize("endpoint", [bodies.CHAT, bodies.MESSAGES], ids=["chat", "messages"])
 @pytest.mark.parametrize(
     ("value", "count"),
-    [(LARGE, MAX_SCHEMAS_BYTES // MAX_SCHEMA_BYTES), ({"pattern": "a{1000}"}, MAX_WRITTEN_OUT // 1000)],
-    ids=["bytes", "patterns"],
+    [
+        (LARGE, MAX_SCHEMAS_BYTES // MAX_SCHEMA_BYTES),
+        ({"pattern": "a{1000}"}, MAX_WRITTEN_OUT // 1000),
+        ({"properties": {f"p{number}": True for number in range(100)}}, MAX_PROPERTY_PAIRS // 100**2),
+    ],
+    ids=["bytes", "patterns", "properties"],
 )
 def test_the_schemas_of_all_tools_have_a_bound_together(
     endpoint: bodies.Endpoint, value: dict[str, Any], count: int

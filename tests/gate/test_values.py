@@ -33,6 +33,7 @@ EXCESSIVE_SCHEMAS: list[dict[str, Any]] = [
     {"patternProperties": {"a" * 1025: {}}},
     {"pattern": "(a{1000}){1000}"},
     {"properties": {"b": {"$ref": "#/properties/b"}}},
+    {"properties": {f"p{number}": True for number in range(501)}},
 ]
 FORMATS = [{"type": "json_schema", "json_schema": {"name": "n", "schema": schema}} for schema in EXCESSIVE_SCHEMAS]
 CHAT_TOOLS = [[{"type": "function", "function": {"name": "f", "parameters": schema}}] for schema in EXCESSIVE_SCHEMAS]

@@ -212,6 +212,20 @@ def test_of_more_pods_than_a_status_holds_those_that_vanished_stay() -> None:
     assert [one.pod for one in witnesses_of(world, "tiny", simulation.now)][:1] == ["pod-1"]
 
 
+def test_of_more_pods_than_an_invalidation_holds_vanished_ones_of_every_model_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvstrata.plan.kinds.invalidation.MAX_AWAITING", 2)
+    simulation = at_rest()
+    simulation.put(model("other"), pod("one", "other"), pod("two", "other"), pod("three", "other"))
+    simulation.come_to_rest()
+    simulation.delete("Pod", "pod-1")
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    awaiting = simulation.status("CacheInvalidation", "now")["awaiting"]
+    assert [one["pod"] for one in awaiting] == ["pod-1", "one"]
+
+
 def test_an_acknowledgement_of_a_lost_history_proves_nothing_of_an_erasure() -> None:
     simulation = at_rest()
     world = simulation.store.world(NAMESPACE)

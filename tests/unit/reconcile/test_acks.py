@@ -157,6 +157,7 @@ async def follow_nodes(simulation: Simulation) -> None:
     following.cancel()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize(
     ("node", "ended"),
     [
@@ -168,11 +169,14 @@ async def follow_nodes(simulation: Simulation) -> None:
     ],
 )
 def test_a_pod_that_vanished_has_ended_once_its_node_is_gone_or_out_of_service(
-    monkeypatch: pytest.MonkeyPatch, node: dict[str, Any] | KubeError | None, *, ended: bool
+    monkeypatch: pytest.MonkeyPatch, node: dict[str, Any] | KubeError | None, *, ended: bool, restarts: bool
 ) -> None:
     simulation, serving = world()
     simulation.delete("Pod", serving.name)
     simulation.settle()
+    if restarts:
+        simulation.restart()
+        simulation.settle()
     asked = []
 
     async def get(resource: Resource, namespace: str | None, name: str) -> dict[str, Any] | None:

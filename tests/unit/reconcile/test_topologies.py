@@ -94,7 +94,15 @@ def forming() -> Step:
 
 def test_the_first_formation_is_no_loss_and_any_other_is() -> None:
     told = Told()
-    asyncio.run(teller("first", told).done(forming()))
+
+    async def first() -> None:
+        events = teller("first", told)
+        await events.done(forming())
+        assert told.all == [], "its slots are given, and not served yet"
+        await look(events, whole())
+        await look(events, whole())
+
+    asyncio.run(first())
     asyncio.run(teller("again", told, formedAt="2026-01-01T00:00:00Z").done(forming()))
     assert told.all == [("Formed", False), ("EverythingLost", True)]
     assert counted("tier_slots_lost_total", "first") == 0

@@ -61,6 +61,9 @@ class WitnessPod(StatusModel):
     """Last bundle revision that it is known to have acknowledged. The rules of that revision decide when the pod fences
     itself."""
 
+    node: ShortText = ""
+    """Its node, by which a later operator learns that it ended."""
+
 
 class EffectiveModel(StatusModel):
     """Values in force of fields that the spec may leave out."""

@@ -158,7 +158,9 @@ class Store:
                 known |= {gone.uid for gone in d.departures.get(model.name, ())}
                 for one in model.status.witnesses:
                     if one.uid not in known:
-                        missing = Departure(one.name, one.uid, self._now(), clean=False, acked=one.acked or 0)
+                        missing = Departure(
+                            one.name, one.uid, self._now(), clean=False, acked=one.acked or 0, node=one.node
+                        )
                         d.departures[model.name] = (*d.departures.get(model.name, ()), missing)
 
     def all_keys(self) -> Iterator[Key]:

@@ -3,7 +3,8 @@
 Scheduler and workers compute it each for itself, from the same files and configuration, when their connectors start:
 the weights are loaded by then, so the files are complete. Should two of them differ, every lookup is a miss. If files
 of a model's path changed since the engine began, it may have loaded others, and there is no fingerprint. A hub's
-snapshot, which the engine may have downloaded itself, never changes under its commit.
+snapshot, which the engine may have downloaded itself, never changes under its commit. Nor is there one if a part of the
+model is read from another place.
 """
 
 from __future__ import annotations
@@ -68,6 +69,14 @@ def report(identity: EngineIdentity, extra: Mapping[str, Any] | None) -> None:
 
 def _facts(vllm_config: Any, kv_cache_config: Any, files: ModelFiles) -> dict[str, Any]:
     model, cache = vllm_config.model_config, vllm_config.cache_config
+    code = (getattr(model.hf_config, "auto_map", None) or {}).values() if model.trust_remote_code else ()
+    elsewhere = {
+        "configuration": model.hf_config_path,
+        "weights": model.model_weights or vllm_config.load_config.load_format == "tensorizer",
+        "code": any("--" in str(one) and f"{model.model}--" not in str(one) for one in code),
+    }
+    if missed := [part for part, is_elsewhere in elsewhere.items() if is_elsewhere]:
+        raise FileNotFoundError(f"the engine reads {' and '.join(missed)} from another place than {model.model}")
     download_directory = vllm_config.load_config.download_dir
     facts: dict[str, Any] = dict(_model_facts("", model.model, model.revision, download_directory, files))
     if model.tokenizer and model.tokenizer != model.model:

@@ -220,7 +220,10 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
             "uid": witness.uid,
             **({"fencedBy": format_timestamp(witness.fenced_by)} if witness.fenced_by else {}),
         }
-        for witness in witnesses_now(world, now, models=models, new_only=invalidation.spec.mode is Mode.LAZY)
+        for witness in sorted(
+            witnesses_now(world, now, models=models, new_only=invalidation.spec.mode is Mode.LAZY),
+            key=lambda one: one.uid in world.pods.get(one.model, {}) and one.model in world.bundles,
+        )
     ][:MAX_AWAITING]
     waiting = Decision(SharedReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
     fields = {

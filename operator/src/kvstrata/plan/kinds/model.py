@@ -297,6 +297,8 @@ def _counts(world: World, model: CachedModel, isolated: Isolation, now: datetime
     revision = committed.bundle.root.revision if committed else model.status.bundle_revision
     status: Mapping[str, Any] = (_deployment(world, model) or {}).get("status") or {}
     total = coverage(world, model.name, revision or 0)
+    gone = world.departures.get(model.name, ())
+    nodes = {one.uid: one.node for one in (*gone, *world.pods.get(model.name, {}).values()) if one.node}
     return {
         "effective": {
             "tiers": list(model.tier_names),
@@ -314,7 +316,9 @@ def _counts(world: World, model: CachedModel, isolated: Isolation, now: datetime
         "podsLive": total.live,
         # A vanished pod stays a witness until it is fenced: the next leader must wait for it too.
         "witnesses": [
-            {"name": witness.pod, "uid": witness.uid, **({"acked": witness.acked} if witness.acked else {})}
+            {"name": witness.pod, "uid": witness.uid}
+            | ({"acked": witness.acked} if witness.acked else {})
+            | ({"node": nodes[witness.uid]} if witness.uid in nodes else {})
             for witness in witnesses_of(world, model.name, now)[:MAX_WITNESSES]
         ],
     }

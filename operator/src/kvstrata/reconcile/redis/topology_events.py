@@ -65,7 +65,7 @@ class TopologyEvents:
         if verdict.slots_covered:
             self._served = True
             if self._is_being_formed:
-                await self._publish_formed("all slots are given out, which was begun before")
+                await self._publish_formed("all slots are given out and served")
             # Otherwise the slots to move are unknown, or wait for a repair.
             self._to_move = verdict.slots_to_move
             metrics.SLOTS_TO_MOVE.labels(*self._where).set(self._to_move)
@@ -83,15 +83,14 @@ class TopologyEvents:
 
     async def done(self, step: Step) -> None:
         lost = SLOTS if self.forms_again(step) else self.lost_with(step)
-        if step.reason is StepReason.SLOTS_LOST and not lost:
+        if step.reason in (StepReason.SLOTS_LOST, StepReason.FORMING) and not lost:
             self._is_being_formed = True
         if step.remove_pod is not None:
             metrics.REPLACEMENTS.labels(*self._where).inc()
         if lost:
             metrics.SLOTS_LOST.labels(*self._where).inc(lost)
-        if step.reason is StepReason.FORMING:
-            everything = "all servers lost their content: the cluster is formed again, empty"
-            await self._publish_formed(everything if lost else step.message, lost)
+        if step.reason is StepReason.FORMING and lost:
+            await self._publish_formed("all servers lost their content: the cluster is formed again, empty", lost)
         elif lost:
             await self._publish("SlotsLost", step.message, lost)
         elif step.remove_pod is not None:
