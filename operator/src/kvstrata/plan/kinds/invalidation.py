@@ -213,6 +213,7 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
         for model, committed in sorted(world.bundles.items())
         if model in world.models and (models is None or model in models)
     ]
+    live = {pod.uid for target in targets for pod in world.live_pods(str(target["model"]))}
     awaiting = [
         {
             "model": witness.model,
@@ -222,7 +223,7 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
         }
         for witness in sorted(
             witnesses_now(world, now, models=models, new_only=invalidation.spec.mode is Mode.LAZY),
-            key=lambda one: one.uid in world.pods.get(one.model, {}) and one.model in world.bundles,
+            key=lambda one: one.uid in live,  # found again if the list is cut
         )
     ][:MAX_AWAITING]
     waiting = Decision(SharedReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
