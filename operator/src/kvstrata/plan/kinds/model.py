@@ -297,8 +297,8 @@ def _counts(world: World, model: CachedModel, isolated: Isolation, now: datetime
     revision = committed.bundle.root.revision if committed else model.status.bundle_revision
     status: Mapping[str, Any] = (_deployment(world, model) or {}).get("status") or {}
     total = coverage(world, model.name, revision or 0)
-    gone = world.departures.get(model.name, ())
-    nodes = {one.uid: one.node for one in (*gone, *world.pods.get(model.name, {}).values()) if one.node}
+    nodes = {one.uid: one.node for one in world.departures.get(model.name, ()) if one.node}
+    nodes |= {pod.uid: pod.node for pod in world.live_pods(model.name) if pod.node}
     return {
         "effective": {
             "tiers": list(model.tier_names),
