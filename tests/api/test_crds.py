@@ -97,6 +97,9 @@ def test_policies_can_be_selected_by_tenant(api: ApiServer) -> None:
         api.delete(policy)
 
 
+STORE = {"tier": "shared", "places": ["redis.example:6379"]}
+
+
 def test_a_status_that_the_models_write_is_stored_whole(api: ApiServer) -> None:
     policy = valid("TenantCachePolicy", name="statused")
     api.create(policy)
@@ -105,7 +108,7 @@ def test_a_status_that_the_models_write_is_stored_whole(api: ApiServer) -> None:
         "enforcedGeneration": 1,
         "digest": "abc",
         "cacheGeneration": 0,
-        "scope": {"kind": "Tenant", "name": "acme", "epoch": "0" * 32, "rolls": 3},
+        "scope": {"kind": "Tenant", "name": "acme", "epoch": "0" * 32, "rolls": 3, "stores": [STORE]},
         "conditions": [
             Condition(
                 type="Ready",
