@@ -36,6 +36,7 @@ PYTHON = frozenset(
 OF_OTHERS = {
     "_sdk_config": "OpenTelemetry: without it the gate leaves out lines with salts",
     "get_meter_provider": "OpenTelemetry",
+    "auto_map": "Hugging Face: a key of a model's configuration",
     "kv_cache_layout": "vLLM: a fact of the fingerprint where it exists",
     "engine_client": "vLLM: the state of its API server, which has no class; without it there is no reset",
 }
