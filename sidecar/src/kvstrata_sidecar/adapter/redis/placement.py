@@ -52,6 +52,10 @@ class Places:
         """Return the block's place under its own keyspace."""
         return Place.at(self._deps.params.domain, block.keyspace, self._deps.member(block), block.chunk_hash)
 
+    def first(self, block: Block) -> Place:
+        """Return where a load would ask for a block first."""
+        return (*self._in_pools()(block), self.own(block))[0]
+
     def by_node(self, blocks: Sequence[Block]) -> Mapping[tuple[str, Node], list[tuple[int, Place]]]:
         """Return the indices and places of blocks under their own keyspaces, by keyspace and server."""
         groups: dict[tuple[str, Node], list[tuple[int, Place]]] = defaultdict(list)
@@ -187,7 +191,6 @@ class Places:
             counts["shadowed", block.keyspace] += 1
             if self._hints.put_new(block.key, None):
                 counts["hints", block.keyspace] += 1
-                # Where a load would ask for it first.
-                self._deps.inbox.touch((*self._in_pools()(block), self.own(block))[0])
+                self._deps.inbox.touch(self.first(block))
         for (name, keyspace), amount in counts.items():
             self._deps.counters.add(name, amount, keyspace)
