@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.erase.clocks import Exchange, ServerClock
-from kvstrata.clients.redis.probe import Access
+from kvstrata.clients.redis.probe import Access, endpoint_of
 from kvstrata.clients.redis.verifier import TierLook, TierVerifier
 from kvstrata.contract.messages.erase_report import Erased, Line
 from kvstrata_sidecar.adapter.params import TierParams
@@ -104,8 +104,9 @@ def main(path: Path) -> None:
 
 
 def _look(order: Order) -> TierLook:
-    endpoint = str(order.tier.endpoints[0])
-    verifier = TierVerifier(endpoint, order.tier.endpoints[0].host, Access(None, None), cluster=order.tier.cluster)
+    first = order.tier.endpoints[0]
+    endpoint = endpoint_of(first.host, first.port)
+    verifier = TierVerifier(endpoint, first.host, Access(None, None), cluster=order.tier.cluster)
     return asyncio.run(verifier.look(order.domain, order.keyspaces))
 
 
