@@ -122,8 +122,8 @@ class NvmeHostPath(ApiModel):
     """A folder of the node with a subfolder for each pod, which the next pod of the same model on the node inherits."""
 
     path: AbsolutePath
-    """The folder, FOLDER/NAMESPACE of a folder that the installation allows, or one in it; it must exist and belong to
-    uid 65532. Such volumes need a namespace whose Pod Security level is privileged."""
+    """FOLDER/NAMESPACE, where the installation allows FOLDER; it must exist and belong to uid 65532. Such volumes need
+    a namespace whose Pod Security level is privileged."""
 
 
 class Nvme(ApiModel):
