@@ -118,8 +118,8 @@ def a_cache_container_ends(stage: Stage, where: Replica) -> Iterator[Victim]:
     )
     # An answer that is late before, or from a server that has just started, is no part of this.
     while_away = log[log.find(NOTICED) :].partition(BACK_AGAIN)[0]
-    assert while_away.count(NOTICED) == 2, log[-4000:]
-    assert not TIMED_OUT.findall(while_away), log[-4000:]
+    assert while_away.count(NOTICED) == 2, while_away[-4000:]
+    assert not TIMED_OUT.findall(while_away), while_away[-4000:]
     stage.report("".join(line + "\n" for line in log.splitlines() if NOTICED in line or "given up after" in line))
 
 

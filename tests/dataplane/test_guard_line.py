@@ -118,6 +118,20 @@ def test_what_waits_for_an_answer_is_given_up_when_the_connection_ends(watched: 
     assert watched.queue.streams_cancelled == 1
 
 
+def test_a_connection_that_a_dying_server_still_accepts_is_not_reported_as_another_end(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.queue.cancel_streams()
+    ping = watched.submit("ping")
+    watched.queue.cancel_streams()
+    assert isinstance(ping.error, ConnectionError)
+    assert caplog.text.count("The cache server is gone") == 1
+    watched.submit("ping")
+    watched.queue.answer("ping")
+    watched.queue.cancel_streams()
+    assert caplog.text.count("The cache server is gone") == 2
+
+
 def test_nothing_but_pings_is_sent_until_the_server_answers_again(watched: Watched) -> None:
     watched.queue.cancel_streams()
     refused, ping = watched.submit("prepare_retrieve"), watched.submit("ping")

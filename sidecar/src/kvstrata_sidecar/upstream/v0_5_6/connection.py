@@ -75,12 +75,14 @@ class Line:
                 self._set_health()
 
     def _on_disconnect(self) -> None:
-        """LMCache calls this when the connection has ended."""
-        self._down = True
+        """LMCache calls this when the connection has ended. Of a server that is killed, the kernel ends connections
+        before it stops listening: a connection that is made again meanwhile ends too, which is no news."""
+        was_down, self._down = self._down, True
         self.lose()
         self._cancel_streams()
         given_up = self._give_up()
-        logger.warning("The cache server is gone; %d exchanges with it are given up", given_up)
+        if not was_down:
+            logger.warning("The cache server is gone; %d exchanges with it are given up", given_up)
 
     def _on_submit(self, operation: str, payloads: list[Any]) -> Any:
         if operation == PING:
