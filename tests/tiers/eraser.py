@@ -19,8 +19,7 @@ from kvstrata.contract.messages.erase_report import End, Erased, Line, PrimaryEn
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, member_of
 from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, reservation
-from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms, call, read_text, state_key
+from kvstrata_sidecar.adapter.redis.client.commands import Demand, Place, Terms, call, read_text, reservation, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import PING, Command, Parts, ReplyError, Write
 from kvstrata_sidecar.delete_job.chunks import ChunkDeletion

@@ -14,8 +14,15 @@ from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_ke
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers, ScopeLedger
-from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, reservation
-from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Place, Terms, call, state_key
+from kvstrata_sidecar.adapter.redis.client.commands import (
+    FOR_EVER_MS,
+    Demand,
+    Place,
+    Terms,
+    call,
+    reservation,
+    state_key,
+)
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.redis.client.resp import Reply

@@ -9,8 +9,8 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key, revoked_key
-from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, reservation
 from kvstrata_sidecar.adapter.redis.client.commands import (
+    Demand,
     Place,
     Terms,
     call,
@@ -18,6 +18,7 @@ from kvstrata_sidecar.adapter.redis.client.commands import (
     read_text,
     reads_numbers,
     reads_status,
+    reservation,
     state_key,
 )
 from kvstrata_sidecar.adapter.redis.client.connection import Connection

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from kvstrata.contract.store.redis_keys import member_of
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
-from kvstrata_sidecar.adapter.redis.budget.reservation import Demand
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
-from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Place, Terms
+from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Demand, Place, Terms
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
 from tests.tiers.eraser import set_value

@@ -9,9 +9,8 @@ from functools import cache, partial
 
 from kvstrata.contract.store.block_value import value_bytes
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, Outcome
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
-from kvstrata_sidecar.adapter.redis.client.commands import Loading, Place, Sought
+from kvstrata_sidecar.adapter.redis.client.commands import Demand, Loading, Outcome, Place, Sought
 from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, ReplyError, SlotMovingError, Write
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
@@ -185,14 +184,14 @@ class StorePart(BlocksPart[ClusterTransport, Place, TierDeps]):
             outcome = outcomes.get(self._token(one))
             if isinstance(outcome, ReplyError) and outcome.code == "OOM":
                 outcome, full = Refusal.TIER_FULL, True
-                deps.full.note(one.place.base, has_memory=False)
+                deps.topology.note_memory(one.place.base, has_memory=False)
             if not self.settled(one, outcome, gain):
                 left.append(one)
                 problem = outcome if isinstance(outcome, Exception) else problem
             elif outcome is True:
                 deps.written.put(hash(one.place), True)
         if gain.sizes and not full:
-            deps.full.note(self.blocks[0].place.base, has_memory=True)
+            deps.topology.note_memory(self.blocks[0].place.base, has_memory=True)
         self.blocks = left
         return problem
 

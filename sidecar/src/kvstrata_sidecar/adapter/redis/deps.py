@@ -12,7 +12,7 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_in
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms
-from kvstrata_sidecar.adapter.redis.client.nodes import FullNodes, Topology
+from kvstrata_sidecar.adapter.redis.client.nodes import Topology
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
@@ -88,7 +88,6 @@ class TierDeps(Deps[TierParams, Place]):
     ledgers: Ledgers
     revoked: RevokedSet
     inbox: Inbox
-    full: FullNodes
     usage: Recent[str, tuple[int, int]]
     written: Recent[int, bool]
     unread: Recent[tuple[str, bytes], bool]

@@ -118,7 +118,7 @@ class Places:
             node = self._deps.topology.usable(places[0].base) if places else None
             if node is None:
                 self._deps.counters.refuse(Refusal.BREAKER_OPEN, 1, block.keyspace)
-            elif storing and self._deps.full.rests(node):
+            elif storing and self._deps.clock() < (node.full_until_s or 0.0):
                 self._deps.counters.refuse(Refusal.TIER_FULL, 1, block.keyspace)
             else:
                 yield number, block, node, places

@@ -22,7 +22,7 @@ from kvstrata_sidecar.adapter.redis.block_exchanges import LoadPart, StorePart
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Place
-from kvstrata_sidecar.adapter.redis.client.nodes import FullNodes, Topology
+from kvstrata_sidecar.adapter.redis.client.nodes import Topology
 from kvstrata_sidecar.adapter.redis.client.resp import Transport
 from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
@@ -79,7 +79,7 @@ class Tier(BaseTier[TierDeps, RedisThreads]):
             params=params, tier=tier, enforcement=enforcement, topology=topology, counters=counters,
             terms=terms, unread=Recent(clock, REMEMBER_S),
             ledgers=Ledgers(params.domain, counters.add, clock, window_ms, partial(counters.age, EVICTION)),
-            revoked=RevokedSet(params.domain), inbox=Inbox(), full=FullNodes(topology, clock),
+            revoked=RevokedSet(params.domain), inbox=Inbox(),
             usage=Recent(clock, 2 * sweep_interval_s),
             written=Recent(clock, math.inf),
             sealer=sealer or sealers(enforcement.keys, encrypt=tier.encrypts),
@@ -128,10 +128,11 @@ class Tier(BaseTier[TierDeps, RedisThreads]):
         """Return None: only its servers know."""
 
     def state(self) -> TierState:
-        topology, full = self._topology, self._deps.full.detail
+        topology, full = self._topology, self._topology.full
+        detail = topology.detail() or ("the tier is out of memory: it refuses blocks" if full else "")
         return replace(
-            self._counted("Redis", str(topology.state()), topology.detail() or full),
-            full=bool(full),
+            self._counted("Redis", str(topology.state()), detail),
+            full=full,
             nodes=len(topology.primaries),
             nodes_away=len(topology.away()),
             capacity_bytes=self._deps.terms.capacity_bytes or 0,

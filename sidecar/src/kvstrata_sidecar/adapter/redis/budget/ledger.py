@@ -17,11 +17,10 @@ from kvstrata.contract.store.redis_keys import BUCKETS, ledger_key
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
 from kvstrata_sidecar.adapter.redis.budget.capacity import DEPARTED_GRACE_MS, STALE_MS, TierCapacity, UnlistedScope
-from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, Outcome, Reserved, reservation
 from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, Grant, ScopeView, view
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client import resp
-from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, call, read_text, reads_status
+from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Demand, Outcome, call, reads_status, reservation
 from kvstrata_sidecar.adapter.redis.recent import Recent
 
 ATTEMPTS = 6
@@ -123,7 +122,7 @@ class ScopeLedger:
                     return 0
                 continue
             if status == "ok":
-                raised = self._ask("raise", self._state(bucket), read_text, bytes=amount, of_version=version)
+                raised = self._ask("raise", self._state(bucket), protocol.read_text, bytes=amount, of_version=version)
                 if raised == "ok":
                     return int(amount)
             # The ledger is void, or the bucket never adopted this version: it was emptied, or its server fell back.
@@ -138,7 +137,7 @@ class ScopeLedger:
         )  # fmt: skip
         self._count_evicted(evicted, evicted_bytes, ages_ms)
         if taken:
-            self._ask("return", self._key, read_text, bucket=bucket, bytes=taken, of_version=version)
+            self._ask("return", self._key, protocol.read_text, bucket=bucket, bytes=taken, of_version=version)
         return int(taken)
 
     def settle(self) -> int:
@@ -336,7 +335,7 @@ class ScopeLedger:
             scope = self.view()
         return scope
 
-    def _outcome(self, answer: Reserved | Exception) -> Outcome | None:
+    def _outcome(self, answer: protocol.Reserved | Exception) -> Outcome | None:
         """Return the outcome of a reservation, None if the block needs more room."""
         if isinstance(answer, Exception):
             return answer

@@ -65,6 +65,31 @@ class Terms:
         return self.life_ms + INDEX_SLACK_MS
 
 
+Outcome = Refusal | bool | Exception
+"""Of a reservation: True if made, False if the block is present, else the refusal or error."""
+
+OUTCOMES: dict[str, Outcome | None] = {"ok": True, "present": False, "tombstone": Refusal.TOMBSTONE, "short": None}
+
+
+class Demand(NamedTuple):
+    """A block that needs `size` bytes at a place, under a token that identifies its writer."""
+
+    place: Place
+    size: int
+    token: bytes
+    terms: Terms
+
+
+class Reserved(NamedTuple):
+    """Outcome, None if the lease is short of `missing_bytes`; and the evicted blocks with their ages."""
+
+    outcome: Outcome | None
+    missing_bytes: int
+    evicted: int
+    evicted_bytes: int
+    ages_ms: Sequence[int]
+
+
 class Sought(NamedTuple):
     """Blocks of one bucket to look up: the bucket's prefix, their names therein, and their numbers in the request."""
 
@@ -102,6 +127,17 @@ def claim(transport: resp.Transport, key: bytes, token: bytes, ttl_ms: int) -> b
 
 def state_key(base: bytes) -> bytes:
     return base + b":#s"
+
+
+def reservation(demand: Demand, window_ms: int, evict_before_ms: int = 0, passed_ms: int = 0) -> resp.Command:
+    """Return the command that reserves a block `passed_ms` after its demand, evicting blocks last used before
+    `evict_before_ms` if needed. Answers Reserved."""
+    place, size, token, terms = demand
+    return call(
+        "reserve", state_key(place.base), _read_reserved, member=place.member, size=size, token=token,
+        window_ms=window_ms, keep_ms=terms.keep_ms, life_ms=terms.life_ms, limited=terms.bounds is not None,
+        evict_before_ms=evict_before_ms, encrypts=terms.encrypts, age_ms=terms.age_ms + passed_ms,
+    )  # fmt: skip
 
 
 def write(place: Place, parts: Callable[[], resp.Parts], token: bytes, terms: Terms, window_ms: int) -> resp.Write:
@@ -186,6 +222,14 @@ def discard(transport: resp.Transport, places: Sequence[Place]) -> list[bool]:
     """Delete blocks; return for each whether it was there."""
     commands = [call("discard", state_key(place.base), reads_numbers(1), members=[place.member]) for place in places]
     return [number == 1 for (number,) in transport.ask(commands)]
+
+
+def _read_reserved(reply: resp.Reply) -> Reserved:
+    status, *sizes, ages = read_list(reply, 5)
+    if (name := read_text(status)) not in OUTCOMES:
+        raise resp.FramingError("a reservation was not answered as it can be")
+    missing, evicted, evicted_bytes = map(read_number, sizes)
+    return Reserved(OUTCOMES[name], missing, evicted, evicted_bytes, read_ages(ages))
 
 
 def read_text(reply: resp.Reply) -> str:

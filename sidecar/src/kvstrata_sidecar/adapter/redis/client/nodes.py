@@ -14,16 +14,21 @@ from kvstrata_sidecar.adapter.redis.client.resp import AccessError, NodeAwayErro
 from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, Address, Redirection, SlotMap, slot_of
 from kvstrata_sidecar.adapter.tier.breaker import Breaker, BreakerState
 
+FULL_PAUSE_S = 1.0
+"""Pause of stores after a node was out of memory: each refusal costs the transfer of a whole block."""
+
 UNNAMED = "the policy does not name the tier's servers"
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One server and its breaker. Connections of an earlier `era` lead to a server that became a replica."""
+    """One server and its breaker. Connections of an earlier `era` lead to a server that became a replica. Until
+    `full_until_s` it takes no stores: it was out of memory at its last one, None if it was not."""
 
     addresses: tuple[Address, ...]
     breaker: Breaker
     era: int = 0
+    full_until_s: float | None = None
 
     @property
     def address(self) -> Address:
@@ -147,6 +152,11 @@ class Topology:
                 node.era += 1
             self.want()
 
+    def note_memory(self, key: bytes, *, has_memory: bool) -> None:
+        """Record whether the node of a key had memory for it."""
+        if (node := self.node_of(key)) is not None:
+            node.full_until_s = None if has_memory else self._clock() + FULL_PAUSE_S
+
     def want(self, hint: Address | None = None) -> None:
         """Request a new map soon, from `hint` first."""
         with self._condition:
@@ -182,6 +192,11 @@ class Topology:
     def away(self) -> tuple[Node, ...]:
         return tuple(node for node in self.primaries if not node.breaker.closed)
 
+    @property
+    def full(self) -> bool:
+        """Whether a node was out of memory at its last store."""
+        return any(node.full_until_s is not None for node in self.primaries)
+
     def detail(self) -> str:
         """Return the fault, empty when all is well."""
         primaries, away = self.primaries, self.away()
@@ -201,32 +216,3 @@ def key_of(node: Node, topology: Topology, prefix: str) -> bytes | None:
     """Return a name that begins with `prefix` in one of a node's slots, None if it has none."""
     candidates = (f"{prefix}:{{probe-{number}}}:#p".encode() for number in range(200_000))
     return next((key for key in candidates if topology.node_of(key) is node), None)
-
-
-FULL_PAUSE_S = 1.0
-"""Pause of stores after a node was out of memory: each refusal costs the transfer of a whole block."""
-
-
-class FullNodes:
-    """Nodes that were out of memory a moment ago. Thread-safe."""
-
-    def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
-        self._topology = topology
-        self._clock = clock
-        self._until_s: dict[Node | None, float] = {}
-
-    def note(self, key: bytes, *, has_memory: bool) -> None:
-        """Record whether the node of a key had memory for it."""
-        node = self._topology.node_of(key)
-        if not has_memory:
-            self._until_s[node] = self._clock() + FULL_PAUSE_S
-        elif self._until_s:
-            self._until_s.pop(node, None)
-
-    def rests(self, node: Node) -> bool:
-        return self._clock() < self._until_s.get(node, 0.0)
-
-    @property
-    def detail(self) -> str:
-        full = any(node in self._topology.primaries for node in tuple(self._until_s))
-        return "the tier is out of memory: it refuses blocks" if full else ""
