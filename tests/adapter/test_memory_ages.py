@@ -120,7 +120,7 @@ def test_a_block_that_is_being_loaded_while_its_forerunner_goes_keeps_its_age(se
 
 def counted(server: Server, moment: str) -> tuple[int, float]:
     """How many ages were counted at a moment, and their sum."""
-    one = server.memory.ages().get(moment)
+    one = server.memory.counts.ages().get(moment)
     return (sum(one.buckets), one.sum_s) if one is not None else (0, 0.0)
 
 

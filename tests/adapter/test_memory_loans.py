@@ -119,7 +119,7 @@ class TestThePolicy:
 
     def test_loans_are_counted_for_the_reader(self, server: Server) -> None:
         found(server, *keys_of(A, CHUNKS))
-        counted = server.memory.by_scope()
+        counted = server.memory.counts.by_scope()
         assert counted == {A[:12]: {"lent_blocks": CHUNKS, "lent_bytes": CHUNKS * BLOCK_BYTES}}
 
     def test_a_pool_that_goes_stays_for_who_reads_it_and_is_then_overwritten(self, server: Server) -> None:
@@ -177,8 +177,8 @@ class TestThePolicy:
         server.allow(a=EnforcedBudget.denying(TIER), b=None, p=None)
         assert [one is not None for one in found(server, Key(A, 0), Key(B, 0))] == [False, True]
         assert server.resident() == [*keys_of(P, CHUNKS), Key(B, 0)]
-        assert server.memory.by_scope().keys() == {A[:12], B[:12]}
-        assert server.memory.by_scope()[A[:12]] == {"refused_not_allowed": 1}
+        assert server.memory.counts.by_scope().keys() == {A[:12], B[:12]}
+        assert server.memory.counts.by_scope()[A[:12]] == {"refused_not_allowed": 1}
 
     def test_a_lookup_of_what_is_withheld_prolongs_no_lock(self, server: Server) -> None:
         found(server, Key(A, 0))
@@ -213,7 +213,7 @@ class TestWhatSlowerTiersLoad:
         assert server.resident() == [*keys_of(P, CHUNKS), Key(P, 7)]
         assert not server.pool.in_use(Key(P, 7))
         assert [(row.scope, row.blocks) for row in server.memory.usage()] == [(P[:12], CHUNKS + 1)]
-        assert server.memory.by_scope()[P[:12]]["promoted_blocks"] == 1
+        assert server.memory.counts.by_scope()[P[:12]]["promoted_blocks"] == 1
 
     def test_it_is_in_use_while_its_first_reader_reads(self, server: Server) -> None:
         self.load(server, Key(A, 7))

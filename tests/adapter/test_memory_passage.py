@@ -91,7 +91,7 @@ def test_what_came_from_another_tier_to_stay_is_counted(server: Server) -> None:
     server.turn()
     counts = server.memory.counters()
     assert (counts["promoted_blocks"], counts["promoted_bytes"]) == (3, 3 * BLOCK_BYTES)
-    assert server.memory.by_scope() == {A[:12]: {"promoted_blocks": 3, "promoted_bytes": 3 * BLOCK_BYTES}}
+    assert server.memory.counts.by_scope() == {A[:12]: {"promoted_blocks": 3, "promoted_bytes": 3 * BLOCK_BYTES}}
 
 
 class TestTiersThatAScopeIsKeptOff:

@@ -57,7 +57,7 @@ def test_a_scope_whose_limit_is_locked_stores_nothing_until_a_lock_ends(server: 
     server.manager.finish_read(keys_of(A, 2))
     assert written(server, keys_of(A, 3, first=10)) == 2
     assert used(server) == LIMIT
-    assert server.memory.by_scope()[A[:12]]["refused_over_budget"] == 4
+    assert server.memory.counts.by_scope()[A[:12]]["refused_over_budget"] == 4
 
 
 def test_locks_that_expire_without_notice_count_no_longer(server: Server) -> None:
@@ -142,7 +142,7 @@ class TestPassage:
         assert written(server, keys_of(A, 10)) == 10
         server.manager.take_up(*keys_of(A, 10))
         assert written(server, keys_of(B, 10)) == self.HALF - 10
-        assert server.memory.by_scope()[B[:12]]["refused_over_budget"] == 10 - (self.HALF - 10)
+        assert server.memory.counts.by_scope()[B[:12]]["refused_over_budget"] == 10 - (self.HALF - 10)
         assert written(server, keys_of(C, 5, first=10)) == 5, "other scopes have the rest"
         server.manager.release(*keys_of(A, 10))
         server.turn()

@@ -271,7 +271,7 @@ class TestCounts:
         server.memory.inherit_age(Key(B, 1), 10.0)
         server.manager.store(*keys_of(A, 3), Key(B, 1), Key("c" * 32, 1), Key("d" * 32, 1), *keys_of("p" * 32, 2))
         server.turn()
-        assert server.memory.by_scope() == {
+        assert server.memory.counts.by_scope() == {
             A[:12]: {"evicted_limit": 2},
             B[:12]: {"evicted_retention": 1},
             "_none": {"evicted_removed": 2},
@@ -282,13 +282,13 @@ class TestCounts:
         ]  # fmt: skip
         server.allow(a=budgets["a"])
         server.turn()
-        assert server.memory.by_scope().keys() == {A[:12], "_none"}, "who left the policy makes room for others"
+        assert server.memory.counts.by_scope().keys() == {A[:12], "_none"}, "who left the policy makes room for others"
 
     def test_what_is_loaded_for_keyspaces_outside_of_the_policy_is_counted_together(self, server: Server) -> None:
         server.allow(a=None)
         server.manager.load(*keys_of(A, 2), *keys_of(B, 3))
         server.turn()
-        assert server.memory.by_scope() == {
+        assert server.memory.counts.by_scope() == {
             A[:12]: {"promoted_blocks": 2, "promoted_bytes": 2 * BLOCK_BYTES},
             "_none": {"promoted_blocks": 3, "promoted_bytes": 3 * BLOCK_BYTES},
         }
@@ -422,8 +422,8 @@ class TestEvents:
         server.now_s += 7
         server.memory.note(MemoryEvent.USED, [Key(A, 1), Key(A, 9)])
         server.turn()
-        assert server.memory.ages()["hit"].sum_s == pytest.approx(7)
-        assert sum(server.memory.ages()["hit"].buckets) == 1
+        assert server.memory.counts.ages()["hit"].sum_s == pytest.approx(7)
+        assert sum(server.memory.counts.ages()["hit"].buckets) == 1
         server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES))
         server.turn()
         assert server.resident() == [Key(A, 1)]

@@ -40,12 +40,12 @@ class TestBudgets:
         second.until_ready()
         gate.allow(KEYSPACE_A)
         assert second.load(blocks(KEYSPACE_A, 1, 2, 3))[0] == [1, 1, 0]
-        hits = second.tier.ages()["hit"]
+        hits = second.tier.counts.ages()["hit"]
         assert (sum(hits.buckets), hits.sum_s >= 2 * 3600) == (2, True)
-        assert "eviction" not in second.tier.ages()
+        assert "eviction" not in second.tier.counts.ages()
         gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", limit_bytes=FILE_BYTES),))
-        second.until(lambda: "eviction" in second.tier.ages())
-        assert second.tier.ages()["eviction"].sum_s >= 3600
+        second.until(lambda: "eviction" in second.tier.counts.ages())
+        assert second.tier.counts.ages()["eviction"].sum_s >= 3600
 
     def test_a_block_larger_than_the_limit_is_refused_and_costs_nobody(
         self, driver: FileDriver, gate: GateStandIn

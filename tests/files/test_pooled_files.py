@@ -54,7 +54,7 @@ def docs(*, warming: bool = False, tiers: tuple[str, ...] = ("disk",), keys: tup
 
 
 def scoped(driver: FileDriver, number: int) -> dict[str, int]:
-    return dict(driver.tier.by_scope().get(reader_space(number)[:12], {}))
+    return dict(driver.tier.counts.by_scope().get(reader_space(number)[:12], {}))
 
 
 def filled_with(driver: FileDriver, keyspace: str, *numbers: int) -> list[int | None]:

@@ -42,7 +42,7 @@ def load_right(driver: Driver, some: list[Block]) -> list[int]:
 
 
 def scoped(driver: Driver, number: int) -> dict[str, int]:
-    return dict(driver.tier.by_scope().get(reader_space(number)[:12], {}))
+    return dict(driver.tier.counts.by_scope().get(reader_space(number)[:12], {}))
 
 
 def places(server: RedisProcess) -> list[tuple[str, int]]:

@@ -53,8 +53,7 @@ class CountedTier:
             self.counts.observe(operation, 0.003)
         for moment in ("hit", "eviction"):
             self.counts.age(moment, 100.0)
-        self.counters, self.by_scope, self.latencies = self.counts.snapshot, self.counts.by_scope, self.counts.latencies
-        self.ages = self.counts.ages
+        self.counters = self.counts.snapshot
 
     def state(self) -> TierState:
         return TierState(self._name, "Redis", "closed")
@@ -69,7 +68,6 @@ class CountedMemory:
     def __init__(self, name: str = "dram") -> None:
         self._name = name
         self.counts = Counters()
-        self.by_scope, self.ages = self.counts.by_scope, self.counts.ages
 
     def state(self) -> TierState:
         return TierState(self._name, "CPU", "closed")
@@ -240,7 +238,7 @@ class TestARealTier:
         other.store(blocks)
         for pod in (driver, other):
             assert sum(pod.load(blocks)[0]) == 4
-        told = [pod.tier.by_scope()[KEYSPACE_A[:12]] for pod in (driver, other)]
+        told = [pod.tier.counts.by_scope()[KEYSPACE_A[:12]] for pod in (driver, other)]
         assert [(counts["loads_own"], counts["loads_other"]) for counts in told] == [(3, 1), (1, 3)]
 
     def test_how_old_blocks_were_that_made_room_is_told_wherever_it_was_needed(
@@ -256,7 +254,7 @@ class TestARealTier:
         # First other buckets want the room of these, and then a bucket that of its own.
         for first in (16, 24):
             driver.store([block(KEYSPACE_A, number) for number in range(first, first + 8)])
-        told = driver.tier.ages()["eviction"]
+        told = driver.tier.counts.ages()["eviction"]
         evicted = driver.tier.counters()["evicted"]
         assert evicted >= 16
         assert sum(told.buckets) == evicted

@@ -45,7 +45,7 @@ class TestATier:
         driver.store(blocks)
         driver.held |= {one.key for one in blocks[:4]}
         assert driver.lookup(blocks) == [0, 0, 0, 0, 1, 1]
-        assert driver.tier.by_scope()[KEYSPACE_A[:12]]["shadowed"] == 4
+        assert driver.tier.counts.by_scope()[KEYSPACE_A[:12]]["shadowed"] == 4
         assert driver.tier.counters()["lookup_hits"] == 2
 
     def test_who_needs_nothing_of_it_does_not_wait_for_it(self, driver: Driver, redis_server: RedisProcess) -> None:
@@ -57,7 +57,7 @@ class TestATier:
         finally:
             redis_server.thaw()
         assert "late_lookup" not in driver.tier.counters()
-        assert "lookup" not in driver.tier.latencies(), "there was no question"
+        assert "lookup" not in driver.tier.counts.latencies(), "there was no question"
 
     def test_its_order_learns_of_the_use_once_in_a_while(self, driver: Driver, redis_server: RedisProcess) -> None:
         blocks = [block(KEYSPACE_A, spread(number)) for number in range(6)]

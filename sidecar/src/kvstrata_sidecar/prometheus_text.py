@@ -6,9 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-Row = tuple[Mapping[str, str], float | str]
-"""Labels and value."""
-
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -39,13 +36,20 @@ class Histogram:
         yield _line(f"{name}_count", labels, total)
 
 
+Row = tuple[Mapping[str, str], float | str | Histogram]
+"""Labels and value."""
+
+
 def family(name: str, kind: str, text: str, rows: Iterable[Row]) -> Iterator[str]:
     """Yield the lines of a family; without `text` it has no help."""
     if text:
         yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
     for labels, value in rows:
-        yield _line(name, labels, value)
+        if isinstance(value, Histogram):
+            yield from value.lines(name, labels)
+        else:
+            yield _line(name, labels, value)
 
 
 def _line(name: str, labels: Mapping[str, str], value: float | str) -> str:

@@ -7,11 +7,13 @@ that the page fits into one line of the link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from kvstrata.contract.messages.adapter import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
+from kvstrata_sidecar.adapter.tier.base import AnyTier
 from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES
-from kvstrata_sidecar.adapter.tier.interface import FILES, ServerMemory, SlowerTier
+from kvstrata_sidecar.adapter.tier.interface import FILES, PodTier, ServerMemory
 from kvstrata_sidecar.prometheus_text import Row, family
 
 OPERATIONS = ("stored", "loaded", "evicted")
@@ -67,29 +69,23 @@ MEMORY_TRAFFIC = {
 }
 
 
-def page(state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory | None) -> str:
+def page(state: AdapterState, tiers: Sequence[AnyTier], memory: ServerMemory | None) -> str:
     """Return the page; `memory` is None unless the server's own memory is governed. A page that would be too long, with
     very many tiers, leaves out the series of scopes."""
-    whole = "\n".join(_lines(state, tiers, memory, scopes=True)) + "\n"
-    if len(whole) + whole.count('"') + whole.count("\n") < MAX_LINE_BYTES - 1024:
-        return whole
-    return "\n".join(_lines(state, tiers, memory, scopes=False)) + "\n"
-
-
-def _lines(
-    state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory | None, *, scopes: bool
-) -> Iterator[str]:
-    for name, kind, text, rows in _families(state, tiers, memory, scopes=scopes):
-        yield from family(f"{PREFIX}_{name}", kind, text, rows if kind != "histogram" else ())
-        if kind == "histogram":
-            for labels, histogram in rows:
-                yield from histogram.lines(f"{PREFIX}_{name}", labels)
+    whole = ""
+    for scopes in (True, False):
+        families = _families(state, tiers, memory, scopes=scopes)
+        lines = (family(f"{PREFIX}_{name}", kind, text, rows) for name, kind, text, rows in families)
+        whole = "\n".join(chain.from_iterable(lines)) + "\n"
+        if len(whole) + whole.count('"') + whole.count("\n") < MAX_LINE_BYTES - 1024:
+            break
+    return whole
 
 
 def _families(
-    state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory | None, *, scopes: bool
+    state: AdapterState, tiers: Sequence[AnyTier], memory: ServerMemory | None, *, scopes: bool
 ) -> Iterator[tuple[str, str, str, Rows]]:
-    """Yield name, kind, help and rows of each family; the values of a histogram's rows are histograms."""
+    """Yield name, kind, help and rows of each family."""
     yield "policy_revision", "gauge", "The revision that the cache server enforces.", [({}, state.revision)]
     yield "policy_fresh", "gauge", "1 while the policy is fresh, else 0.", [({}, int(state.fresh))]
     yield "policy_scopes", "gauge", "Keyspaces of the policy in force.", [({}, state.keyspaces)]
@@ -111,9 +107,8 @@ def _families(
     yield "files_bytes", "gauge", "Bytes that the files of a tier take on the disk.", rows
     rows = _each("state", ((one.name, {name: int(getattr(one, name)) for name in FILES_STATES}) for one in files))
     yield "files_state", "gauge", "1 for each current state of a tier's files, else 0.", rows
-    memory_counts = [(tier, scope, counts) for tier, one in own for scope, counts in sorted(one.by_scope().items())]
-    scoped = [(one.name, scope, counts) for one, tier in named for scope, counts in sorted(tier.by_scope().items())]
-    scoped = [*scoped, *memory_counts] if scopes else []
+    memory_counts = _by_tier(own)
+    scoped = [*_by_tier((one.name, tier) for one, tier in named), *memory_counts] if scopes else []
     for name, text, label, shown in SCOPED:
         yield name, "counter", text, _by_scope(scoped, label, shown)
     reasons = sorted({name for _, _, counts in scoped for name in counts if name.startswith("refused_")})
@@ -129,7 +124,7 @@ def _families(
     rows = [({"tier": name}, counts.get("orphan_scans", 0)) for name, counts in counted]
     yield "orphan_scans_total", "counter", "Searches of a tier for values without an owner.", rows
     yield "orphans_total", "counter", "Values without an owner, found and removed.", _orphans(named)
-    rows = _each("operation", ((one.name, tier.latencies()) for one, tier in named))
+    rows = _each("operation", ((one.name, tier.counts.latencies()) for one, tier in named))
     yield "operation_seconds", "histogram", "From LMCache's question to the answer.", rows
     loads = [(one.name, one.restore) for one in state.tiers if one.restore is not None]
     rows = _each("outcome", ((name, {key: getattr(one, key) for key in RESTORES}) for name, one in loads))
@@ -140,7 +135,7 @@ def _families(
     yield "restore_seconds_total", "counter", text, rows
     for name, text, figure in RESTORE_SPEEDS:
         yield name, "gauge", text, [({"tier": tier}, getattr(one, figure)) for tier, one in loads]
-    ages = [*((name, one.ages()) for name, one in own), *((one.name, tier.ages()) for one, tier in named)]
+    ages = [*((name, one.counts.ages()) for name, one in own), *((one.name, tier.counts.ages()) for one, tier in named)]
     yield "block_age_seconds", "histogram", "How long ago a block's tokens were computed.", _each("at", ages)
     rows = [
         ({"scope": scope, "cause": name.removeprefix("evicted_")}, count)
@@ -162,7 +157,7 @@ def _families(
     yield "memory_drift_bytes", "gauge", text, [({}, one.drift_bytes()) for _, one in own]
 
 
-def _rows(state: AdapterState, named: Iterable[tuple[TierState, SlowerTier]]) -> list[ScopeUsage]:
+def _rows(state: AdapterState, named: Iterable[tuple[TierState, AnyTier]]) -> list[ScopeUsage]:
     """Return usage of scopes in shared tiers and in files; the server's own status has that of memory."""
     files = {one.name for one, _ in named if one.medium == FILES}
     own = [row for row in state.usage if row.tier in files and row.scope]
@@ -174,7 +169,7 @@ def _each(label: str, by_tier: Iterable[tuple[str, Mapping[str, Any]]]) -> Rows:
     return [({"tier": tier, label: key}, value) for tier, one in by_tier for key, value in sorted(one.items())]
 
 
-def _orphans(named: Iterable[tuple[TierState, SlowerTier]]) -> Iterator[Row]:
+def _orphans(named: Iterable[tuple[TierState, AnyTier]]) -> Iterator[Row]:
     for one, tier in named:
         counts = tier.counters()
         for kind, (found, removed) in ORPHANS.get(one.medium, {}).items():
@@ -184,6 +179,11 @@ def _orphans(named: Iterable[tuple[TierState, SlowerTier]]) -> Iterator[Row]:
 
 def _place(row: ScopeUsage) -> Mapping[str, str]:
     return {"tier": row.tier, "scope": row.scope}
+
+
+def _by_tier(tiers: Iterable[tuple[str, PodTier]]) -> list[tuple[str, str, Mapping[str, int]]]:
+    """Return the counters of each scope in each tier."""
+    return [(name, *row) for name, tier in tiers for row in sorted(tier.counts.by_scope().items())]
 
 
 def _by_scope(

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from kvstrata_sidecar.adapter.tier.interface import Block, SlowerTier, block_of
+from kvstrata_sidecar.adapter.tier.base import AnyTier
+from kvstrata_sidecar.adapter.tier.interface import Block, block_of
 from kvstrata_sidecar.adapter.tier.restoring import Restoring
 from kvstrata_sidecar.adapter.tier.tasks import Task, TaskKind, TaskTable
 from kvstrata_sidecar.upstream import versions
@@ -41,10 +42,10 @@ class PolicyAdapter(AdapterBase):  # type: ignore[misc]
         self._event_fds = {kind: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for kind in TaskKind}
         self._runtime = runtime = acquire(params)
         runtime.enforcement.ages.memory = lambda: runtime.memory
-        self._own: SlowerTier | None = None
+        self._own: AnyTier | None = None
         self._restoring = Restoring(runtime.prefill, runtime.chunk_tokens, runtime.held_faster())
         self._asked: dict[int, Sequence[Block]] = {}
-        self._tier: SlowerTier | NoTier = NoTier(self._answered)
+        self._tier: AnyTier | NoTier = NoTier(self._answered)
         if params.tier is not None:
             self._tier = self._own = start_tier(runtime, params, params.tier, self._answered)
             self._runtime.add(self._own, self._restoring)

@@ -25,9 +25,10 @@ from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, FreshnessFile
 from kvstrata_sidecar.adapter.policy_tiers import PolicyTiers
 from kvstrata_sidecar.adapter.pool_report import Hasher, Names, holding_of
+from kvstrata_sidecar.adapter.tier.base import AnyTier
 from kvstrata_sidecar.adapter.tier.breaker import BreakerState
 from kvstrata_sidecar.adapter.tier.buffers import Spans
-from kvstrata_sidecar.adapter.tier.interface import Block, PodTier, ServerMemory, SlowerTier
+from kvstrata_sidecar.adapter.tier.interface import Block, PodTier, ServerMemory
 from kvstrata_sidecar.adapter.tier.restoring import Prefill, Restoring
 
 FIRST_CONTACT_S = 1.0
@@ -47,7 +48,7 @@ class Runtime:
         self.pod = replace(pod, tier=None)
         self.users = 0
         self.boot = secrets.token_hex(16)
-        self.tiers: Sequence[SlowerTier] = ()
+        self.tiers: Sequence[AnyTier] = ()
         """Tiers behind the server's own memory, fastest first."""
         self._tier_names: tuple[str, ...] = ()
         self.memory: ServerMemory | None = None
@@ -64,12 +65,12 @@ class Runtime:
         self.erasing = Erasing(self)
         self.link = PolicyLink(self)
 
-    def add(self, tier: SlowerTier, restoring: Restoring | None = None) -> None:
+    def add(self, tier: AnyTier, restoring: Restoring | None = None) -> None:
         if restoring is not None:
             self._restoring[tier.state().name] = restoring
         self._put([*self.tiers, tier])
 
-    def remove(self, tier: SlowerTier) -> None:
+    def remove(self, tier: AnyTier) -> None:
         self._restoring.pop(tier.state().name, None)
         self._put([other for other in self.tiers if other is not tier])
 
@@ -107,7 +108,7 @@ class Runtime:
 
         return held
 
-    def _put(self, tiers: list[SlowerTier]) -> None:
+    def _put(self, tiers: list[AnyTier]) -> None:
         self.tiers, self._tier_names = tiers, tuple(tier.state().name for tier in tiers)
 
     def all_tiers(self) -> list[PodTier]:

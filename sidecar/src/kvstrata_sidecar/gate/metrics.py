@@ -103,10 +103,11 @@ class Metrics:
                 for tokens, count in numbers.uncounted.items()
             ),
         )  # fmt: skip
-        ttft = "kvstrata_gate_time_to_first_token_seconds"
-        yield from family(ttft, "histogram", "From a whole request to the first byte of its streamed answer.", ())
-        for name, numbers in tenants:
-            yield from numbers.ttft.lines(ttft, {"tenant": name})
+        yield from family(
+            "kvstrata_gate_time_to_first_token_seconds", "histogram",
+            "From a whole request to the first byte of its streamed answer.",
+            (({"tenant": name}, numbers.ttft) for name, numbers in tenants),
+        )  # fmt: skip
         yield from family(
             "kvstrata_gate_refusals_total", "counter", "Requests that the gate refused, by reason.",
             _by_reason(sorted(self.refusals.items())),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
 from kvstrata_sidecar.adapter.files.directories import Folder, PlacedDisk, Reaper
 from kvstrata_sidecar.adapter.files.disk import Clocks, Disk
@@ -71,7 +72,6 @@ class FileTier(BaseTier[Files, TierThreads]):
         self._places = Finder(files)
         self._keyspaces: frozenset[str] = frozenset()
         self._eraser = FileEraser(files, clock)
-        self.erase = self._eraser.erase
         self._io_threads = TierThreads(files, self._tasks, clock, partial(Hands, files), (DiskError,))
         self._housekeeper = Housekeeper(files)
         reapers: list[Upkeep] = [] if folder is None else [Reaper(folder, self._retention_s)]
@@ -89,10 +89,10 @@ class FileTier(BaseTier[Files, TierThreads]):
             for (number, _), there in zip(keys, found, strict=True)
         )
         for (keyspace, name), amount in counts.items():
-            self._counters.add(name, amount, keyspace)
+            self.counts.add(name, amount, keyspace)
         self._tasks.begin(task)
         self._tasks.end(task, Gain(hits))
-        self._counters.observe(TaskKind.LOOKUP, self._clock() - began_s)
+        self.counts.observe(TaskKind.LOOKUP, self._clock() - began_s)
         for keyspace, names in _by_keyspace(blocks, needless).items():
             self._io_threads.blocks.put(self._files.removal(keyspace, list(names), "copies_discarded"))
         return task.task_id
@@ -116,6 +116,9 @@ class FileTier(BaseTier[Files, TierThreads]):
         index = self._files.index
         return [index.size(self._places.key(block)) if self.holds(block.keyspace, block) else 0 for block in blocks]
 
+    def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
+        return self._eraser.erase(keyspaces, seen)
+
     def kept(self, blocks: Sequence[Block]) -> int:
         """Return how many of these blocks have a file, regardless of policy."""
         return len(self._files.index.known([self._places.key(block) for block in blocks]))
@@ -136,7 +139,7 @@ class FileTier(BaseTier[Files, TierThreads]):
         view = self._enforcement.view
         self._files.index.follow(view)
         if view is not None:
-            self._counters.retain(view.keyspaces.keys())
+            self.counts.retain(view.keyspaces.keys())
             self._eraser.forget(view.keyspaces.keys() - self._keyspaces)
             self._keyspaces = frozenset(view.keyspaces)
         self._housekeeper.wake()

@@ -69,7 +69,7 @@ class MemoryTier:
         self.borrowed = Borrowed(self._lending.keeps)
         self.offer = Offers(store_again, counts.add, clock).lacking
         self.inherit_age, self.age_s = self._events.inherit_age, self._events.age_s
-        self.erase, self.by_scope, self.ages = self.eraser.erase, counts.by_scope, counts.ages
+        self.erase = self.eraser.erase
         self.start = self._turns.start
 
     @property

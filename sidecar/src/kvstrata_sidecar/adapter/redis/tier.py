@@ -144,7 +144,7 @@ class Tier(BaseTier[TierDeps, RedisThreads]):
             self._move(servers)
         self._apply_policy.follow()
         self._deps.inbox.wake.set()
-        self._counters.retain(self._deps.listed())
+        self.counts.retain(self._deps.listed())
 
     def usage(self) -> list[ScopeUsage]:
         rows, listed = [], self._deps.listed()
@@ -182,7 +182,7 @@ class Tier(BaseTier[TierDeps, RedisThreads]):
 
         def discard(transport: Transport, places: Sequence[Place]) -> None:
             deleted = sum(protocol.discard(transport, places))
-            self._counters.add("copies_discarded", deleted, places[0].keyspace)
+            self.counts.add("copies_discarded", deleted, places[0].keyspace)
 
         self._ask(blocks, discard)
 
@@ -192,7 +192,7 @@ class Tier(BaseTier[TierDeps, RedisThreads]):
         """Queue questions about blocks under their own keyspaces; return those queued, with the blocks' indices."""
         asked = list[tuple[QuestionPart[ClusterTransport, Place, T], Sequence[int]]]()
         for (keyspace, node), group in self._places.by_node(blocks).items():
-            part = QuestionPart(keyspace, [place for _, place in group], question, self._counters)
+            part = QuestionPart(keyspace, [place for _, place in group], question, self.counts)
             if self._io_threads.put_lookup(part, node) is None:
                 asked.append((part, [index for index, _ in group]))
         return asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.tier.blocks import DepsT, Groups
-from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Restore, Task, TaskKind, TaskTable
 from kvstrata_sidecar.adapter.tier.threads import CLOSE_TIMEOUT_S, TierThreads, Upkeep, divide
 
@@ -24,8 +25,9 @@ class Placement(Protocol):
     def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Groups[Any]: ...
 
 
-class BaseTier(Generic[DepsT, ThreadsT]):
-    """See SlowerTier. `answered(task)` is called from any thread, without locks, once `pop_stores` or `pop_found` has
+class BaseTier(PodTier, Generic[DepsT, ThreadsT]):
+    """A tier behind the server's own memory. `store`, `lookup` and `load` start a task and return its id; `pop_stores`
+    and `pop_found` are those of TaskTable. `answered(task)` is called from any thread, without locks, once they have
     the answer. `lets_go` is as in TaskTable."""
 
     parts: ClassVar[Mapping[TaskKind, Callable[..., AnyPart]]]
@@ -46,10 +48,9 @@ class BaseTier(Generic[DepsT, ThreadsT]):
         self._enforcement = deps.enforcement
         self._answered = answered
         self._clock = clock
-        self._counters = counters = deps.counters
+        self.counts = deps.counters
         self._tasks = TaskTable(self._answer, lets_go)
         self.pop_stores, self.pop_found = self._tasks.pop_stores, self._tasks.pop_found
-        self.by_scope, self.latencies, self.ages = counters.by_scope, counters.latencies, counters.ages
         self._deadlines_ms = {TaskKind.STORE: params.store_deadline_ms, TaskKind.LOAD: params.load_deadline_ms}
         self._closed = False
 
@@ -76,25 +77,36 @@ class BaseTier(Generic[DepsT, ThreadsT]):
             thread.join(CLOSE_TIMEOUT_S)
 
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        """Start to store blocks from `views`. Refused blocks count as stored with 0 bytes."""
         deadline_ms = self._params.store_deadline_ms
         return self._carry(TaskKind.STORE, len(blocks), self._places.to_store(blocks, views), deadline_ms)
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview], restore: Restore | None = None) -> int:
+        """Start to load blocks into `views`. `restore` may shorten the deadline."""
         deadline_ms = self._params.load_deadline_ms
         if restore is not None and restore.hurries(deadline_ms):
             deadline_ms = int(1000 * restore.within_s)
         return self._carry(TaskKind.LOAD, len(blocks), self._places.to_load(blocks, views), deadline_ms, restore)
 
+    @abstractmethod
+    def lookup(self, blocks: Sequence[Block]) -> int:
+        """Start to look up blocks. Those without an answer at the deadline are misses."""
+
+    @abstractmethod
+    def nodes(self) -> dict[str, str]:
+        """Return the breaker's state of each server or directory, by name, with its fault."""
+
     def refuse(self, refusal: Refusal, blocks: Sequence[Block]) -> None:
+        """Count hits that are not loaded."""
         for keyspace, amount in Counter(block.keyspace for block in blocks).items():
-            self._counters.refuse(refusal, amount, keyspace)
+            self.counts.refuse(refusal, amount, keyspace)
 
     def counters(self) -> dict[str, int]:
-        return self._counters.snapshot()
+        return self.counts.snapshot()
 
     def _counted(self, medium: str, breaker: str, detail: str) -> TierState:
         """Return the part of the state that follows from counters and parameters."""
-        counts, encrypts = self._counters.snapshot(), self._params.encrypts
+        counts, encrypts = self.counts.snapshot(), self._params.encrypts
         return TierState(
             name=self._params.name,
             medium=medium,
@@ -137,7 +149,10 @@ class BaseTier(Generic[DepsT, ThreadsT]):
 
     def _answer(self, task: Task) -> None:
         if task.restore is not None:
-            self._counters.observe(task.kind, self._clock() - task.restore.began_s)
+            self.counts.observe(task.kind, self._clock() - task.restore.began_s)
         elif task.deadline_s != float("inf"):
-            self._counters.observe(task.kind, self._clock() - task.deadline_s + self._deadlines_ms[task.kind] / 1000)
+            self.counts.observe(task.kind, self._clock() - task.deadline_s + self._deadlines_ms[task.kind] / 1000)
         self._answered(task)
+
+
+AnyTier = BaseTier[Any, Any]

@@ -1,12 +1,12 @@
-"""Interfaces of a pod's tiers: of any tier, for the runtime, the gate's link and metrics; of those behind the server's
-own memory, for LMCache's plugin; and of that memory.
+"""Interfaces of a pod's tiers, for the runtime, the gate's link and metrics: of any tier, and of the server's own
+memory. `base` has that of the tiers behind it.
 
 Only `delete`, `sizes`, `erase` and `close` may block: LMCache's two loops serve all tenants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -15,9 +15,8 @@ from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.engine_identity import fingerprint_in
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata_sidecar.adapter.policy.ages import AgeBook
-from kvstrata_sidecar.adapter.policy.refusal import Refusal
-from kvstrata_sidecar.adapter.tier.tasks import Key, Restore, StoreOutcome
-from kvstrata_sidecar.prometheus_text import Histogram
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.tasks import Key
 
 MEMORY, FILES = "CPU", "NVMe"
 """Media whose blocks are this pod's alone."""
@@ -49,6 +48,7 @@ class PodTier(Protocol):
     """A tier of one cache server. If `per_pod`, its blocks are this pod's alone, and usage adds up over pods."""
 
     per_pod: bool
+    counts: Counters
 
     def holds(self, keyspace: str, block: Block) -> bool:
         """Whether a block could be read here now, as far as known without waiting. Does not count as use."""
@@ -76,14 +76,8 @@ class PodTier(Protocol):
     def usage(self) -> list[ScopeUsage]:
         """Return the scopes' usage here, as far as this pod knows."""
 
-    def by_scope(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the counters by scope."""
-
-    def ages(self) -> Mapping[str, Histogram]:
-        """Return how old blocks were when they were loaded or evicted."""
-
     def counters(self) -> dict[str, int]:
-        """Return all counters."""
+        """Return all counters, with gauges of the tier."""
 
     @property
     def healthy(self) -> bool:
@@ -91,34 +85,6 @@ class PodTier(Protocol):
 
     def close(self) -> None:
         """Abort running exchanges, answer every task, end the threads."""
-
-
-class SlowerTier(PodTier, Protocol):
-    """A tier behind the server's own memory."""
-
-    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Start to store blocks from `views`; return the task's id. Refused blocks count as stored with 0 bytes."""
-
-    def lookup(self, blocks: Sequence[Block]) -> int:
-        """Start to look up blocks; return the task's id. Blocks without an answer at the deadline are misses."""
-
-    def load(self, blocks: Sequence[Block], views: Sequence[memoryview], restore: Restore | None = None) -> int:
-        """Start to load blocks into `views`; return the task's id. `restore` may shorten its deadline."""
-
-    def refuse(self, refusal: Refusal, blocks: Sequence[Block]) -> None:
-        """Count hits that are not loaded."""
-
-    def pop_stores(self) -> dict[int, StoreOutcome]:
-        """Return, once, the stores answered since the last call."""
-
-    def pop_found(self, task_id: int) -> bytes | None:
-        """Return, once, a byte for each block of a lookup or load, 1 for a hit; None while it is under way."""
-
-    def latencies(self) -> Mapping[str, Histogram]:
-        """Return how long LMCache waited for answers, by operation."""
-
-    def nodes(self) -> dict[str, str]:
-        """Return the breaker's state of each server or directory, by name, with its fault."""
 
 
 class ServerMemory(PodTier, AgeBook, Protocol):
