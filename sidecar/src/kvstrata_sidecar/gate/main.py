@@ -17,15 +17,14 @@ import uvloop
 
 from kvstrata.contract.messages.audit import Action, Emitter, Source
 from kvstrata.contract.messages.engine_identity import IDENTITY_FILE
-from kvstrata.contract.messages.engine_reset import RESET_PATH
-from kvstrata.contract.messages.erase import ERASE_PATH, VERIFY_PATH
+from kvstrata.contract.messages.engine_reset import RESET_PATH, ResetRequest
+from kvstrata.contract.messages.erase import ERASE_PATH, VERIFY_PATH, EraseRequest, VerifyRequest
 from kvstrata.contract.messages.key_delivery import KEYS_PATH
 from kvstrata.contract.messages.pod_state import PodState
-from kvstrata.contract.messages.pools import POOL_PATH, RENDER_PATH, WARM_PATH
-from kvstrata.contract.messages.probe import PROBE_PATH
+from kvstrata.contract.messages.pools import POOL_PATH, RENDER_PATH, WARM_PATH, RenderRequest, WarmRequest
+from kvstrata.contract.messages.probe import PROBE_PATH, ProbeRequest
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
-from kvstrata_sidecar.gate.control import service as control
 from kvstrata_sidecar.gate.control.engine_calls import EngineCalls, EngineResetter
 from kvstrata_sidecar.gate.control.erase import PodEraser
 from kvstrata_sidecar.gate.control.keys import PodKeys
@@ -33,7 +32,7 @@ from kvstrata_sidecar.gate.control.parts import Parts
 from kvstrata_sidecar.gate.control.pool_wait import PoolWait
 from kvstrata_sidecar.gate.control.probe import Prober
 from kvstrata_sidecar.gate.control.render import Renderings
-from kvstrata_sidecar.gate.control.service import ControlService
+from kvstrata_sidecar.gate.control.service import CONTROL_LIMITS, ControlService, Route
 from kvstrata_sidecar.gate.control.warm import Warmer
 from kvstrata_sidecar.gate.http.drain import POLL_S, Drain
 from kvstrata_sidecar.gate.http.engine_client import EnginePool
@@ -120,19 +119,19 @@ class Gate:
         self.resetter = EngineResetter(parts)
         self.prober = Prober(parts, self.calls)
         self.data_keys = PodKeys(self.enforcement, self.volume)
-        work: dict[tuple[bytes, str], control.Work] = {
-            (b"POST", RENDER_PATH): self.warming.render,
-            (b"POST", WARM_PATH): self.warmer.warm,
-            (b"GET", POOL_PATH): self.warmer.inspect,
-            (b"POST", ERASE_PATH): self.eraser.erase,
-            (b"POST", VERIFY_PATH): self.eraser.verify,
-            (b"POST", RESET_PATH): self.resetter.reset,
-            (b"POST", PROBE_PATH): self.prober.probe,
-            (b"GET", KEYS_PATH): self.data_keys.list_missing,
+        routes = {
+            (b"POST", RENDER_PATH): Route(RenderRequest.decode, self.warming.render),
+            (b"POST", WARM_PATH): Route(WarmRequest.decode, self.warmer.warm),
+            (b"GET", POOL_PATH): Route(bytes, self.warmer.inspect),
+            (b"POST", ERASE_PATH): Route(EraseRequest.decode, self.eraser.erase),
+            (b"POST", VERIFY_PATH): Route(VerifyRequest.decode, self.eraser.verify),
+            (b"POST", RESET_PATH): Route(ResetRequest.decode, self.resetter.reset),
+            (b"POST", PROBE_PATH): Route(ProbeRequest.decode, self.prober.probe),
+            (b"GET", KEYS_PATH): Route(bytes, self.data_keys.list_missing),
+            (b"POST", KEYS_PATH): Route(None, self.data_keys.take),
         }
-        carrying = {KEYS_PATH: self.data_keys.take}
-        self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying, self.audit)
-        self.control_server = HttpServer(self.control, control.LIMITS, loop)
+        self.control = ControlService(self.state, settings.ack_token_file, loop, routes, self.audit)
+        self.control_server = HttpServer(self.control, CONTROL_LIMITS, loop)
         health = HealthService(self.not_ready, self.scraped_page)
         self.health_server = HttpServer(health, HEALTH_LIMITS, loop, closing_after_response=True, serves_probes=True)
         self.enforcement.changed.append(self.control.changed)

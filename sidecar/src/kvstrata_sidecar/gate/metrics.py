@@ -8,14 +8,13 @@ tenant count as `_none`. Scopes in the cache server's memory, named by digits of
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
-from kvstrata_sidecar.gate.http.messages import Limits, Request, TaskExchange
+from kvstrata_sidecar.gate.http.messages import Limits, Request
 from kvstrata_sidecar.gate.http.server import ServerConnection
 from kvstrata_sidecar.prometheus_text import Histogram, Row, family
 
@@ -162,7 +161,6 @@ class HealthService:
     def __init__(self, not_ready: Callable[[], str], metrics_page: Callable[[], Awaitable[bytes]]) -> None:
         self._not_ready = not_ready
         self._metrics_page = metrics_page
-        self._scrapes: set[asyncio.Task[None]] = set()
 
     def check_head(self, request: Request) -> None:
         if request.path not in (b"/livez", b"/readyz", b"/metrics"):
@@ -177,10 +175,7 @@ class HealthService:
             missing = self._not_ready()
             connection.reply(503 if missing else 200, (missing or "ok").encode() + b"\n", b"text/plain; charset=utf-8")
         else:
-            scrape = asyncio.get_running_loop().create_task(self._scrape(connection))
-            self._scrapes.add(scrape)
-            scrape.add_done_callback(self._scrapes.discard)
-            connection.hold(TaskExchange(scrape))
+            connection.serve_by(self._scrape(connection))
 
     async def _scrape(self, connection: ServerConnection) -> None:
         connection.reply(200, await self._metrics_page(), b"text/plain; version=0.0.4; charset=utf-8")

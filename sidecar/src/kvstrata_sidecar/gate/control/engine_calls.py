@@ -15,7 +15,7 @@ import orjson
 from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH, PREEMPT
 from kvstrata_sidecar.gate import log
-from kvstrata_sidecar.gate.control.parts import Parts, decoded, until
+from kvstrata_sidecar.gate.control.parts import Parts, until
 from kvstrata_sidecar.gate.http.engine_client import WholeAnswer, post_head
 from kvstrata_sidecar.gate.policy.grants import PoolSubject
 
@@ -133,14 +133,13 @@ class EngineResetter:
     def __init__(self, parts: Parts) -> None:
         self._boot, self._engine = parts.boot, parts.engine
 
-    async def reset(self, body: bytes) -> bytes:
+    async def reset(self, request: ResetRequest) -> EngineResetAnswer:
         """Answer when the engine has forgotten its blocks, when it cannot, or after the operator's wait."""
-        request = decoded(ResetRequest.decode, body, "reset")
         preempt_from_s = asyncio.get_running_loop().time() + IDLE_S
         final = (ResetOutcome.RESET, ResetOutcome.CANNOT)
         outcome = await until(lambda one: one in final, partial(self._try, preempt_from_s), request.wait_s, LOOK_S)
         log.info("the engine was asked to empty its prefix cache", outcome=str(outcome))
-        return EngineResetAnswer(self._boot, outcome).encode()
+        return EngineResetAnswer(self._boot, outcome)
 
     async def _try(self, preempt_from_s: float) -> ResetOutcome:
         preempt = asyncio.get_running_loop().time() >= preempt_from_s

@@ -22,7 +22,7 @@ from kvstrata.contract.messages.erase import (
 from kvstrata.contract.policy.cache_view import data_keys
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.audit import Audit
-from kvstrata_sidecar.gate.control.parts import Parts, decoded, later, until
+from kvstrata_sidecar.gate.control.parts import Parts, later, until
 
 LOOK_S = 0.25
 
@@ -35,28 +35,25 @@ class PodEraser:
         self._audit = audit
         self._key_files = key_files
 
-    async def erase(self, body: bytes) -> bytes:
-        """Answer when nothing is left, when nothing may be erased, or after the requested wait. Raises Refusal (400)
-        for a malformed request."""
-        request = decoded(EraseRequest.decode, body, "erase")
+    async def erase(self, request: EraseRequest) -> Erased:
+        """Answer when nothing is left, when nothing may be erased, or after the requested wait."""
         final = (EraseOutcome.COMPLETE, EraseOutcome.IN_FORCE)
         look = partial(self._erase, request)
         erased = await until(lambda one: one.outcome in final, look, request.wait_s, LOOK_S)
         count, outcome = len(request.keyspaces), str(erased.outcome)
         log.info("copies in this pod were erased", outcome=outcome, keyspaces=count)
         self._audit.record(Action.COPIES_ERASED, count=count, reason=outcome)
-        return erased.encode()
+        return erased
 
-    async def verify(self, body: bytes) -> bytes:
-        """Raises Refusal as `erase` does, and 503 to retry."""
-        request = decoded(VerifyRequest.decode, body, "verify")
+    async def verify(self, request: VerifyRequest) -> Verified:
+        """Raises Refusal (503) to retry."""
         try:
             found = await self._link.verify(request)
         except ContractError:
             raise later("the cache server cannot look now") from None
         if found.boot != self._enforcement.cache_boot:
             raise later("the cache server changed")
-        return Verified(self._boot, self._enforcement.acked, self._has({request.keyspace}), found).encode()
+        return Verified(self._boot, self._enforcement.acked, self._has({request.keyspace}), found)
 
     async def _erase(self, request: EraseRequest) -> Erased:
         enforcement, keyspaces = self._enforcement, frozenset(request.keyspaces)

@@ -18,10 +18,10 @@ class PodKeys:
         self._enforcement = enforcement
         self._keys = volume.keys
 
-    async def list_missing(self, _: bytes = b"") -> bytes:
-        return KeysLacking(tuple(self._keys.lacking)).encode()
+    async def list_missing(self, _: bytes = b"") -> KeysLacking:
+        return KeysLacking(tuple(self._keys.lacking))
 
-    async def take(self, body: bytearray) -> bytes:
+    async def take(self, body: bytearray) -> KeysLacking:
         """Store the missing keys of a message, have the cache server read them, and overwrite the message. Raises
         Refusal (400) for a malformed message, and OSError if a file cannot be written."""
         try:

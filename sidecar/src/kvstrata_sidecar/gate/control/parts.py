@@ -1,4 +1,4 @@
-"""Shared by all work for the operator: the gate's parts, the decoding of requests, refusals, waiting."""
+"""Shared by all work for the operator: the gate's parts, refusals, waiting."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from kvstrata.contract import ContractError
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
 from kvstrata_sidecar.gate.http.engine_client import EnginePool
-from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
 T = TypeVar("T")
@@ -31,14 +30,6 @@ class Parts:
     link: AdapterLink
     random_salt: Callable[[], str]
     draining: Callable[[], bool]
-
-
-def decoded(decode: Callable[[bytes], T], body: bytes, purpose: str) -> T:
-    """Return the request to `purpose` in a body. Raises Refusal (400) if it is malformed."""
-    try:
-        return decode(body)
-    except ContractError:
-        raise bad_request(Reason.BAD_VALUE, f"the body is no request to {purpose}") from None
 
 
 async def until(done: Callable[[T], bool], look: Callable[[], Awaitable[T]], within_s: float, every_s: float) -> T:

@@ -30,7 +30,7 @@ from kvstrata.contract.messages.probe import (
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.control.engine_calls import AbortedError, EngineAwayError, EngineCalls, RefusedError, packed
-from kvstrata_sidecar.gate.control.parts import Parts, decoded, until
+from kvstrata_sidecar.gate.control.parts import Parts, until
 from kvstrata_sidecar.gate.control.probe_cast import Cast, cast
 from kvstrata_sidecar.gate.http.errors import Refusal
 from kvstrata_sidecar.gate.policy.grants import Grant, decide
@@ -98,14 +98,12 @@ class Prober:
         self._one_at_a_time = asyncio.Lock()
         self._tidying: set[asyncio.Task[None]] = set()
 
-    async def probe(self, body: bytes) -> bytes:
-        """Raises Refusal (400) for a malformed request."""
-        request = decoded(ProbeRequest.decode, body, "probe")
+    async def probe(self, request: ProbeRequest) -> Probed:
         async with self._one_at_a_time:
             probed = await self._probe(request)
         write = log.warning if probed.outcome.failed else log.info
         write("isolation was probed", outcome=str(probed.outcome), lookups=probed.lookups, controls=probed.controls)
-        return probed.encode()
+        return probed
 
     async def _probe(self, request: ProbeRequest) -> Probed:
         enforcement = self._enforcement

@@ -17,7 +17,7 @@ from kvstrata.contract.messages.pools import Rendered, RenderRefusal, RenderRequ
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.control.engine_calls import EngineAwayError, EngineCalls, RefusedError, packed
-from kvstrata_sidecar.gate.control.parts import Parts, decoded, later
+from kvstrata_sidecar.gate.control.parts import Parts, later
 from kvstrata_sidecar.gate.control.stable_prefix import Draft, render, tokens_of, whole_chunks
 from kvstrata_sidecar.gate.http.errors import Refusal
 from kvstrata_sidecar.gate.proxy import bodies
@@ -38,10 +38,9 @@ class Renderings:
         self._known: dict[str, tuple[float, Rendered]] = {}  # by the prefix's digest, each with its end of use
         self._one_at_a_time = asyncio.Lock()
 
-    async def render(self, body: bytes) -> bytes:
-        """Raises Refusal: 400 for a malformed request, 503 to retry."""
-        request = decoded(RenderRequest.decode, body, "render")
-        return (await self.rendered(request.prefix)).encode()
+    async def render(self, request: RenderRequest) -> Rendered:
+        """Raises Refusal (503) to retry."""
+        return await self.rendered(request.prefix)
 
     def forget(self) -> None:
         self._known.clear()

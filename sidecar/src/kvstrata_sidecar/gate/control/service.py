@@ -11,32 +11,47 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
+from kvstrata.contract import ContractError
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.key_delivery import CONTENT_TYPE
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
+from kvstrata.contract.wire import Message
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import without_counts
 from kvstrata_sidecar.gate.audit import Audit
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.http.messages import Exchange, Limits, Request, TaskExchange
+from kvstrata_sidecar.gate.http.messages import Exchange, Limits, Request
 from kvstrata_sidecar.gate.http.server import ServerConnection
 
 MAX_WAIT_S = 120.0
-LIMITS = Limits(body_bytes=MAX_REQUEST_BYTES, buffered_bytes=16 * MAX_REQUEST_BYTES)
+CONTROL_LIMITS = Limits(body_bytes=MAX_REQUEST_BYTES, buffered_bytes=16 * MAX_REQUEST_BYTES)
 """Half of the buffer is one caller's; the operator, the only caller, may have eight requests under way."""
 
 _TICK_S = 1.0
 
-Work = Callable[[bytes], Awaitable[bytes]]
-"""Takes a POST's body or a GET's query; returns the answer's body. May raise Refusal."""
 
-KeyWork = Callable[[bytearray], Awaitable[bytes]]
-"""Takes a body of data keys, and overwrites it. May raise Refusal."""
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Work for the operator. `decode` reads a POST's body, or a GET's query, and raises ContractError; without it
+    `work` takes a body of data keys, and overwrites it. `work` may raise Refusal."""
+
+    decode: Callable[[bytes], Any] | None
+    work: Callable[[Any], Awaitable[Message]]
+
+    async def answer(self, asked: bytes | bytearray) -> bytes:
+        """Raises Refusal: 400 for a malformed request, and those of the work."""
+        if self.decode is None:
+            return (await self.work(asked)).encode()
+        try:
+            request = self.decode(bytes(asked))
+        except ContractError:
+            raise bad_request(Reason.BAD_VALUE, "the body is no request for this path") from None
+        return (await self.work(request)).encode()
 
 
 @dataclass(slots=True, eq=False)
@@ -52,21 +67,19 @@ class _LongPoll(Exchange):
 
 @dataclass(eq=False)
 class ControlService:
-    """`work` has the requests beside the state, by method and path; `carrying`, by path, those that post data keys."""
+    """`routes` has the requests beside the state, by method and path."""
 
     state: Callable[[], PodState]
     token_file: Path
     loop: asyncio.AbstractEventLoop
-    work: Mapping[tuple[bytes, str], Work]
-    carrying: Mapping[str, KeyWork]
+    routes: Mapping[tuple[bytes, str], Route]
     audit: Audit
-    _jobs: set[asyncio.Task[None]] = field(default_factory=set)
     _polls: set[_LongPoll] = field(default_factory=set)
     _ticker: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
         self._methods: dict[str, tuple[bytes, ...]] = {STATE_PATH: (b"GET",)}
-        for method, path in (*self.work, *((b"POST", path) for path in self.carrying)):
+        for method, path in self.routes:
             self._methods[path] = (*self._methods.get(path, ()), method)
 
     def check_head(self, request: Request) -> None:
@@ -80,21 +93,19 @@ class ControlService:
         if method not in methods:
             allowed = b", ".join(methods).decode()
             raise Refusal(405, Reason.METHOD, f"use {allowed} here", allow=allowed)
-        wanted = CONTENT_TYPE if path in self.carrying else "application/json"
-        if method == b"POST" and request.headers.get(b"content-type") != wanted.encode():
-            raise Refusal(415, Reason.ENCODING, f"send 'Content-Type: {wanted}'")
+        if method == b"POST":
+            wanted = CONTENT_TYPE if self.routes[method, path].decode is None else "application/json"
+            if request.headers.get(b"content-type") != wanted.encode():
+                raise Refusal(415, Reason.ENCODING, f"send 'Content-Type: {wanted}'")
         has_body = request.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in request.headers
         if method == b"GET" and has_body:
             raise Refusal(413, Reason.TOO_LARGE, "a question without a body is asked here")
 
     def serve(self, request: Request, connection: ServerConnection) -> None:
-        path = request.path.decode("latin-1")
-        if request.method == b"POST" and path in self.carrying:
-            self._begin(connection, partial(self.carrying[path], request.body))
-            return
-        work = self.work.get((request.method, path))
-        if work is not None:
-            self._begin(connection, partial(work, bytes(request.body) if request.method == b"POST" else request.query))
+        route = self.routes.get((request.method, request.path.decode("latin-1")))
+        if route is not None:
+            asked = request.body if request.method == b"POST" else request.query
+            connection.serve_by(self._run(connection, route, asked))
             return
         query = parse_qs(request.query.decode("latin-1"))
         try:
@@ -129,18 +140,10 @@ class ControlService:
         for poll in tuple(self._polls):
             self._polls.discard(poll)
             self._answer(poll.connection, self.state())
-        for job in self._jobs:
-            job.cancel()
 
-    def _begin(self, connection: ServerConnection, work: Callable[[], Awaitable[bytes]]) -> None:
-        job = self.loop.create_task(self._run(connection, work))
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
-        connection.hold(TaskExchange(job))
-
-    async def _run(self, connection: ServerConnection, work: Callable[[], Awaitable[bytes]]) -> None:
+    async def _run(self, connection: ServerConnection, route: Route, asked: bytes | bytearray) -> None:
         try:
-            answer = await work()
+            answer = await route.answer(asked)
         except Refusal as refusal:
             connection.refuse(refusal)
         except Exception as error:

@@ -20,7 +20,7 @@ from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import PoolVersion, split_hashes
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.control.engine_calls import AbortedError, EngineAwayError, EngineCalls, RefusedError
-from kvstrata_sidecar.gate.control.parts import Parts, decoded, later, until
+from kvstrata_sidecar.gate.control.parts import Parts, later, until
 from kvstrata_sidecar.gate.control.render import Renderings
 from kvstrata_sidecar.gate.control.stable_prefix import is_a_beginning
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
@@ -44,17 +44,16 @@ class Warmer:
         self._calls = calls
         self._renderings = renderings
 
-    async def warm(self, body: bytes) -> bytes:
-        """Raises Refusal: 400 for a malformed request, 503 to retry."""
-        request = decoded(WarmRequest.decode, body, "warm")
+    async def warm(self, request: WarmRequest) -> Warmed:
+        """Raises Refusal (503) to retry."""
         try:
             outcome = await self._warm(request)
         except _EndedError as end:
             outcome = end.outcome
         log.info("a prefix was warmed", outcome=str(outcome))
-        return Warmed(self._boot, self._enforcement.cache_boot, outcome).encode()
+        return Warmed(self._boot, self._enforcement.cache_boot, outcome)
 
-    async def inspect(self, query: bytes) -> bytes:
+    async def inspect(self, query: bytes) -> PoolReport:
         """Return this pod's holdings of the pool `uid`. Raises Refusal: 400 without one, 503 to retry."""
         uid = parse_qs(query.decode("latin-1")).get("uid", [""])[0]
         if not uid:
@@ -66,7 +65,7 @@ class Warmer:
             states = tuple([await self._state_of(version) for version in versions])
         except ContractError as error:
             raise later(str(error)) from None
-        return PoolReport(self._boot, self._enforcement.cache_boot, states, fingerprint).encode()
+        return PoolReport(self._boot, self._enforcement.cache_boot, states, fingerprint)
 
     async def _state_of(self, version: PoolVersion) -> PoolVersionState:
         holding = await self._link.pool(version.keyspace)

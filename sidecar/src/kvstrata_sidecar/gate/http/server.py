@@ -12,7 +12,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
@@ -22,7 +22,7 @@ import httptools
 
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
 from kvstrata_sidecar.gate.http.listener import Accepted, Listener
-from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Amounts, Buffered, Exchange, Limits, Request
+from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Amounts, Buffered, Exchange, Limits, Request, TaskExchange
 from kvstrata_sidecar.gate.http.tls import ServerTls
 
 _SINGLE = frozenset(
@@ -66,6 +66,7 @@ class HttpServer:
     serves_probes: bool = False
     connections: dict[ServerConnection, None] = field(default_factory=dict)
     opening: dict[ServerConnection, None] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _by_address: Amounts = field(default_factory=Amounts)
     _sweeper: asyncio.TimerHandle | None = None
     _listeners: list[Listener] = field(default_factory=list)
@@ -88,6 +89,8 @@ class HttpServer:
             listener.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        for task in self.tasks:
+            task.cancel()
         for connection in (*self.connections, *self.opening):
             connection.abort()
 
@@ -380,6 +383,13 @@ class ServerConnection(Accepted):
         self._exchange = exchange
         if self.paused:
             exchange.client_paused()
+
+    def serve_by(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have a task make the response; it ends when the caller has gone."""
+        task = self.server.loop.create_task(work)
+        self.server.tasks.add(task)
+        task.add_done_callback(self.server.tasks.discard)
+        self.hold(TaskExchange(task))
 
     def refuse(self, refusal: Refusal) -> None:
         self.server.service.refused(self.request, refusal)
