@@ -60,7 +60,7 @@ def test_a_block_that_was_loaded_grows_older(clock: Clock) -> None:
 def test_a_block_grows_older_on_its_way(clock: Clock) -> None:
     memory = Memory()
     ages = Ages(clock)
-    ages.memory = lambda: memory
+    ages.memory = memory
     asked_s = ages.now_s()
     clock.now_s += 3
     ages.inherit("a", 10, asked_s)
@@ -79,7 +79,7 @@ def test_a_block_that_is_computed_anew_after_it_was_forgotten_is_new(clock: Cloc
 def test_the_memory_hears_of_every_age_and_its_word_counts_where_it_is_older(clock: Clock) -> None:
     memory = Memory()
     ages = Ages(clock)
-    ages.memory = lambda: memory
+    ages.memory = memory
     ages.inherit("a", 10)
     assert memory.ages == {"a": 10}
     memory.ages["a"] = 30

@@ -41,7 +41,6 @@ class PolicyAdapter(AdapterBase):  # type: ignore[misc]
         params = AdapterParams.from_json(adapter_params)
         self._event_fds = {kind: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for kind in TaskKind}
         self._runtime = runtime = acquire(params)
-        runtime.enforcement.ages.memory = lambda: runtime.memory
         self._own: AnyTier | None = None
         self._restoring = Restoring(runtime.prefill, runtime.chunk_tokens, runtime.held_faster())
         self._asked: dict[int, Sequence[Block]] = {}

@@ -87,6 +87,7 @@ class Runtime:
     def govern(self, memory: ServerMemory | None, names: Names = lambda *_: None, hasher: Hasher | None = None) -> None:
         """Set the server module's view of the server's own memory; None and the defaults when it ends."""
         self.memory, self.names, self.hasher = memory, names, hasher
+        self.enforcement.ages.memory = memory
 
     def chunk_tokens(self) -> int | None:
         """Return the tokens of a chunk, None until the server module has started."""

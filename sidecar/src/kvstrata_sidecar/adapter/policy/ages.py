@@ -26,11 +26,11 @@ class AgeBook(Protocol):
 
 
 class Ages:
-    """Remembers when loaded blocks were computed, `MAX_KNOWN_BLOCKS` of them at most. Thread-safe. `memory` returns the
-    age book of the server's own memory, None without one; the older of both ages counts."""
+    """Remembers when loaded blocks were computed, `MAX_KNOWN_BLOCKS` of them at most. Thread-safe. `memory` is the age
+    book of the server's own memory, None without one; the older of both ages counts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.memory: Callable[[], AgeBook | None] = lambda: None
+        self.memory: AgeBook | None = None
         self._clock = clock
         self._lock = threading.Lock()
         self._computed_s: OrderedDict[Hashable, float] = OrderedDict()
@@ -48,7 +48,7 @@ class Ages:
             self._computed_s.move_to_end(key)
             if len(self._computed_s) > MAX_KNOWN_BLOCKS:
                 self._computed_s.popitem(last=False)
-        book = self.memory()
+        book = self.memory
         if book is not None:
             book.inherit_age(key, age_s)
 
@@ -57,7 +57,7 @@ class Ages:
         with self._lock:
             computed_s = self._computed_s.get(key)
         age_s = 0.0 if computed_s is None else max(0.0, self._clock() - computed_s)
-        book = self.memory()
+        book = self.memory
         return age_s if book is None else max(age_s, book.age_s(key))
 
     def forget(self, key: Hashable) -> None:

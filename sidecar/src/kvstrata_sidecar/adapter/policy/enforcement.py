@@ -89,8 +89,10 @@ class Enforcement:
         self._domain = domain
         self._sent_ns = sent_ns
         self._now_ns = now_ns
-        self._view: CacheView | None = None
-        self._readable = NOTHING_READABLE
+        self.view: CacheView | None = None
+        """The view in force; None before the first."""
+        self.readable = NOTHING_READABLE
+        """Chunks and readers of pools, under the view in force."""
         self._permits: set[Permit] = set()
         self._changed = threading.Condition()
         self.loaded_from: LoadedFrom | None = None
@@ -100,21 +102,11 @@ class Enforcement:
         self.ages = Ages()
         self.keys = DataKeys()
 
-    @property
-    def view(self) -> CacheView | None:
-        """The view in force; None before the first."""
-        return self._view
-
-    @property
-    def readable(self) -> Readable:
-        """Chunks and readers of pools, under the view in force."""
-        return self._readable
-
     def apply(self, view: CacheView, readable: Readable | None = None) -> None:
         """Put `view` in force; without `readable`, pools have no chunks. Raises ContractError for a view of another
         domain, of a lower revision or of a lower term."""
         with self._changed:
-            current = self._view
+            current = self.view
             if view.domain != self._domain:
                 raise ContractError("the cache view is of another domain")
             if current is not None and (view.revision < current.revision or view.term < current.term):
@@ -123,8 +115,8 @@ class Enforcement:
                     f" revision {current.revision} of term {current.term}, which is in force"
                 )
             # In this order: a pool's keyspace must never be used without knowing that it is one.
-            self._readable = Readable.of(view, {}) if readable is None else readable
-            self._view = view
+            self.readable = Readable.of(view, {}) if readable is None else readable
+            self.view = view
 
     def settle(self, *, grace_s: float, timeout_s: float) -> bool:
         """Wait for I/O that the view forbids, aborting it after `grace_s`; return whether all of it ended."""
@@ -139,7 +131,7 @@ class Enforcement:
 
     def refusal(self, keyspace: str, pools: tuple[str, ...] = (), tier: str | None = None) -> Refusal | None:
         """Return why `keyspace` may not be used now, to read these pools, or in `tier`; None if it may."""
-        view = self._view
+        view = self.view
         if not is_keyspace(keyspace):
             return Refusal.MALFORMED_KEYSPACE
         if view is None:
@@ -168,16 +160,16 @@ class Enforcement:
             self._changed.notify_all()
 
     def denies(self, keyspace: str, tier: str) -> bool:
-        view = self._view
+        view = self.view
         return view is not None and _is_denied(view, tier, keyspace)
 
     def take_keys(self, directory: Path) -> None:
-        view = self._view
+        view = self.view
         self.keys.follow(directory, view.generations if view is not None else {})
 
     def drop_keys(self) -> None:
         """Overwrite the data keys that the view does not name; to be called when no I/O needs them any more."""
-        view = self._view
+        view = self.view
         self.keys.retire(view.generations if view is not None else {})
 
     def under_way(self, keyspaces: Collection[str]) -> int:
@@ -190,17 +182,17 @@ class Enforcement:
 
     def keyless(self) -> int:
         """Return how many keyspaces of the view have no key to encrypt with."""
-        view = self._view
+        view = self.view
         return self.keys.keyless(view.keyspaces.keys()) if view is not None else 0
 
     def serves(self) -> bool:
         """Whether the policy is fresh, or may be served stale."""
-        view = self._view
+        view = self.view
         return view is not None and (view.rules.on_stale == "ServeStale" or self.fresh())
 
     def fresh(self) -> bool:
         """Whether the last quorum read is at most `staleAfter` old. A time in the future proves nothing."""
-        view = self._view
+        view = self.view
         if view is None:
             return False
         limit_ns = view.rules.stale_after_s * NANOSECONDS
@@ -211,7 +203,7 @@ class Enforcement:
         return False
 
     def _condemned(self) -> list[Permit]:
-        view = self._view
+        view = self.view
         return [
             one
             for one in self._permits
