@@ -13,9 +13,8 @@ from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.block_file import key_of, keyspace_of
-from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
-from kvstrata_sidecar.adapter.files.space import MOST_AT_ONCE, Reservation
+from kvstrata_sidecar.adapter.files.space import LOOK_S, MOST_AT_ONCE, Policy, Reservation
 from kvstrata_sidecar.adapter.index.victims import Cause
 from tests.support.amounts import examples
 from tests.tiers.gate_stand_in import DOMAIN, RESOLVED

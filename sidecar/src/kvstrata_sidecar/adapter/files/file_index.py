@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import keyspace_of
-from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
-from kvstrata_sidecar.adapter.files.space import MARGIN_PERCENT, Reservation, Space, Spare, Victim
+from kvstrata_sidecar.adapter.files.space import LOOK_S, MARGIN_PERCENT, Policy, Reservation, Space, Spare, Victim
 from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex, usage_rows
 from kvstrata_sidecar.adapter.index.victims import Choice
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
