@@ -101,25 +101,23 @@ class Erasing:
         if parts is None:
             raise ContractError("no engine has reported the layout of its blocks yet")
         blocks = [block_of(key) for own in parts for key in own]
-        memory = self._own_memory()
-        # Memory comes first: blocks may be on their way from there to slower tiers.
-        deleted = sum(len(tier.delete(blocks)) for tier in memory)
-        in_use = sum(tier.kept(blocks) or 0 for tier in memory)
-        deleted += sum(len(tier.delete(blocks)) for tier in self._runtime.tiers)
+        deleted = in_use = 0
+        for tier in self._memory_first():
+            deleted += len(tier.delete(blocks))
+            if tier is self._runtime.memory:
+                in_use = tier.kept(blocks) or 0
         return Forgotten(self._runtime.boot, deleted, in_use)
 
     def _erase(self, question: EraseRequest) -> tuple[list[ErasedTier], list[str]]:
         keyspaces, wanted = question.keyspaces, question.tiers
         rows, elsewhere, here = list[ErasedTier](), list[str](), set[str]()
-        memory = self._own_memory()
         if (empty := self._runtime.empty_memory) is not None:
             if not wanted or empty in wanted:
                 rows.append(ErasedTier(empty, MEMORY, checked=tuple(sorted(REQUIRED[MEMORY]))))
                 here.add(empty)
-        elif not memory:
+        elif self._runtime.memory is None:
             rows.append(ErasedTier("", MEMORY, problem="this cache server's own memory is not governed"))
-        # Memory comes first: blocks may be on their way from there to the files.
-        for tier in (*memory, *self._runtime.tiers):
+        for tier in self._memory_first():
             name = tier.state().name
             if wanted and name not in wanted:
                 continue
@@ -131,9 +129,9 @@ class Erasing:
                 rows.append(row)
         return rows, [*elsewhere, *(name for name in wanted if name not in here)]
 
-    def _own_memory(self) -> tuple[PodTier, ...]:
-        memory = self._runtime.memory
-        return () if memory is None else (memory,)
+    def _memory_first(self) -> list[PodTier]:
+        """Return all tiers; blocks may be on their way from memory to the others."""
+        return sorted(self._runtime.all_tiers(), key=lambda tier: tier is not self._runtime.memory)
 
     def _found(self, keyspace: str, tier: PodTier, blocks: Sequence[Block]) -> VerifiedTier:
         state = tier.state()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstrata.contract.store.block_file import block_name, file_bytes, file_name, keyspace_of
@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter.index.victims import Cause
 from kvstrata_sidecar.adapter.params import FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.tier.blocks import BlocksPart, Deps, Lent, QuestionPart
-from kvstrata_sidecar.adapter.tier.buffers import Spans, address_of
+from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.counts import EVICTION
 from kvstrata_sidecar.adapter.tier.tasks import Gain
 
@@ -120,17 +120,6 @@ class Files(Deps[FileTierParams, bytes]):
         else:
             self.index.gone(key, name if there else None)
 
-    @contextmanager
-    def lent(self, view: memoryview) -> Iterator[None]:
-        """Hold LMCache's memory while the disk may touch it."""
-        address = address_of(view)
-        number = None if address is None else self.spans.hold(address, len(view))
-        try:
-            yield
-        finally:
-            if number is not None:
-                self.spans.release(number)
-
 
 class Hands:
     """One worker's pages, and the start of its current operation."""
@@ -178,7 +167,7 @@ class LoadPart(BlocksPart[Hands, bytes, Files]):
             return None
         verdict = Verdict.FOREIGN
         try:
-            with files.lent(one.view):
+            with files.spans.held(one.view):
                 if self.task.is_over:  # checked after the memory is held, and so held back when freed
                     return None
                 try:
@@ -265,7 +254,7 @@ class StorePart(BlocksPart[Hands, bytes, Files]):
     def _write(self, hands: Hands, one: Lent[bytes], admitted: Reservation) -> None:
         files, pages, clocks = self.deps, hands.pages, self.deps.clocks
         try:
-            with files.lent(one.view):
+            with files.spans.held(one.view):
                 if self.task.is_over:  # checked after the memory is held, and so held back when freed
                     raise TooLateError
                 name, computed_s = block_name(files.params.domain, one.place), clocks.to_wall(admitted.computed_s)

@@ -7,10 +7,10 @@ the deadline, and memory that it frees is kept back until the I/O has ended.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class Staging:
@@ -30,31 +30,34 @@ class Staging:
 
 
 class Spans:
-    """Spans under I/O, as (address, length); `released` is called without locks after a release. Thread-safe."""
+    """Memory of LMCache under I/O; `released` is called without locks after a release. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ids = itertools.count(1)
-        self._held: dict[int, tuple[int, int]] = {}
+        self._held: list[tuple[int, int]] = []  # address and length
         self.released: Callable[[], None] = lambda: None
 
-    def hold(self, address: int, length: int) -> int:
-        """Keep a span from reuse; return the number for `release`."""
+    @contextmanager
+    def held(self, view: memoryview) -> Iterator[None]:
+        """Keep memory from reuse while a disk may touch it."""
+        if (address := address_of(view)) is None:
+            yield
+            return
+        span = address, len(view)
         with self._lock:
-            number = next(self._ids)
-            self._held[number] = (address, length)
-            return number
-
-    def release(self, number: int) -> None:
-        with self._lock:
-            del self._held[number]
-        self.released()
+            self._held.append(span)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held.remove(span)
+            self.released()
 
     def touches(self, address: int, length: int) -> bool:
         if not self._held:
             return False
         with self._lock:
-            return any(start < address + length and address < start + size for start, size in self._held.values())
+            return any(start < address + length and address < start + size for start, size in self._held)
 
 
 def address_of(view: memoryview) -> int | None:
