@@ -8,6 +8,7 @@ otherwise when anything in the state changes, and after `wait` seconds at the la
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import without_counts
 from kvstrata_sidecar.gate.audit import Audit
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.http.messages import Exchange, Limits, Request
+from kvstrata_sidecar.gate.http.messages import Limits, Request
 from kvstrata_sidecar.gate.http.server import ServerConnection
 
 MAX_WAIT_S = 120.0
@@ -54,17 +55,6 @@ class Route:
         return (await self.work(request)).encode()
 
 
-@dataclass(slots=True, eq=False)
-class _LongPoll(Exchange):
-    polls: set[_LongPoll]
-    connection: ServerConnection
-    tag: bytes
-    deadline: float
-
-    def client_gone(self) -> None:
-        self.polls.discard(self)
-
-
 @dataclass(eq=False)
 class ControlService:
     """`routes` has the requests beside the state, by method and path."""
@@ -74,8 +64,8 @@ class ControlService:
     loop: asyncio.AbstractEventLoop
     routes: Mapping[tuple[bytes, str], Route]
     audit: Audit
-    _polls: set[_LongPoll] = field(default_factory=set)
-    _ticker: asyncio.TimerHandle | None = None
+    _polls: set[ServerConnection] = field(default_factory=set)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._methods: dict[str, tuple[bytes, ...]] = {STATE_PATH: (b"GET",)}
@@ -118,12 +108,8 @@ class ControlService:
         known = request.headers.get(b"if-none-match", tag)
         if state.acked != after or known != tag or not wait_s > 0:
             self._answer(connection, state)
-            return
-        poll = _LongPoll(self._polls, connection, tag, self.loop.time() + wait_s)
-        connection.hold(poll)
-        self._polls.add(poll)
-        if self._ticker is None:
-            self._ticker = self.loop.call_later(_TICK_S, self._tick)
+        else:
+            connection.serve_by(self._poll(connection, tag, wait_s))
 
     def refused(self, request: Request, _: Refusal) -> None:
         """Record foreign callers only; the operator logs its own mistakes."""
@@ -131,15 +117,13 @@ class ControlService:
             self.audit.request(Action.REQUESTS_REFUSED, "not_the_operator")
 
     def changed(self) -> None:
-        if self._polls:
-            self._settle()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def close(self) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
-        for poll in tuple(self._polls):
-            self._polls.discard(poll)
-            self._answer(poll.connection, self.state())
+        """Answer those who wait; the server then ends their tasks."""
+        for connection in self._polls:
+            self._answer(connection, self.state())
 
     async def _run(self, connection: ServerConnection, route: Route, asked: bytes | bytearray) -> None:
         try:
@@ -152,19 +136,18 @@ class ControlService:
         else:
             self._reply(connection, answer, b"")
 
-    def _tick(self) -> None:
-        # Freshness ends without an event, so the state is also checked periodically.
-        self._ticker = None
-        self._settle()
-        if self._polls:
-            self._ticker = self.loop.call_later(_TICK_S, self._tick)
-
-    def _settle(self) -> None:
-        state = self.state()
-        tag, now = entity_tag(state), self.loop.time()
-        for poll in [poll for poll in self._polls if poll.tag != tag or poll.deadline <= now]:
-            self._polls.discard(poll)
-            self._answer(poll.connection, state)
+    async def _poll(self, connection: ServerConnection, tag: bytes, wait_s: float) -> None:
+        give_up_at_s = self.loop.time() + wait_s
+        self._polls.add(connection)
+        try:
+            while entity_tag(self.state()) == tag and (left_s := give_up_at_s - self.loop.time()) > 0:
+                # Freshness ends without an event, so the state is also checked periodically.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(_TICK_S, left_s)):
+                        await self._changed.wait()
+        finally:
+            self._polls.discard(connection)
+        self._answer(connection, self.state())
 
     def _answer(self, connection: ServerConnection, state: PodState) -> None:
         self._reply(connection, state.encode(), b"ETag: %s\r\n" % entity_tag(state))
