@@ -12,8 +12,8 @@ import pytest
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import AdapterAck, PrefillCost, encode_answer, error_answer
-from kvstrata.contract.messages.erase import EraseRequest, VerifyRequest
-from kvstrata.contract.messages.probe import ForgetRequest
+from kvstrata.contract.messages.erase import AdapterErased, AdapterVerified, EraseRequest, VerifyRequest
+from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata_sidecar.gate import adapter_link
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
 
@@ -25,9 +25,9 @@ A = keyspace("a")
 ASKING: dict[str, tuple[str, Callable[[AdapterLink], Awaitable[Any]]]] = {
     "hash": ("HASH_TIMEOUT_S", lambda link: link.hash(b"")),
     "pool": ("POOL_TIMEOUT_S", lambda link: link.pool(A)),
-    "erase": ("ERASE_TIMEOUT_S", lambda link: link.erase(EraseRequest((A,)))),
-    "verify": ("ERASE_TIMEOUT_S", lambda link: link.verify(VerifyRequest(A))),
-    "forget": ("ERASE_TIMEOUT_S", lambda link: link.forget(ForgetRequest(A, bytes(32)))),
+    "erase": ("ERASE_TIMEOUT_S", lambda link: link.ask(EraseRequest((A,)), AdapterErased)),
+    "verify": ("ERASE_TIMEOUT_S", lambda link: link.ask(VerifyRequest(A), AdapterVerified)),
+    "forget": ("ERASE_TIMEOUT_S", lambda link: link.ask(ForgetRequest(A, bytes(32)), Forgotten)),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import ScopeUsage
-from kvstrata.contract.messages.erase import EraseOutcome, EraseRequest
+from kvstrata.contract.messages.erase import AdapterErased, EraseOutcome, EraseRequest
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata_sidecar.gate import adapter_link
 from kvstrata_sidecar.gate.metrics import Metrics
@@ -80,7 +80,7 @@ async def test_a_cache_server_without_the_module_is_not_waited_for_for_ever(worl
 async def test_an_erasure_has_a_line_of_its_own_and_holds_up_nothing(gate: World) -> None:
     gate.adapter.erasing.clear()
     request = EraseRequest((keyspace("b"), keyspace("a"), keyspace("a")))
-    erasing = asyncio.create_task(gate.gate.link.erase(request))
+    erasing = asyncio.create_task(gate.gate.link.ask(request, AdapterErased))
     await until(lambda: gate.adapter.erasures == [EraseRequest(tuple(sorted((keyspace("a"), keyspace("b")))))])
     await gate.acked(await gate.publish([entry("acme")]))
     assert not erasing.done()
@@ -93,13 +93,13 @@ async def test_an_erasure_that_is_not_answered_is_never_done(gate: World, monkey
     request = EraseRequest((keyspace("a"),))
     monkeypatch.setattr(adapter_link, "ERASE_TIMEOUT_S", 0.2)
     with pytest.raises(ContractError, match="did not answer in time"):
-        await gate.gate.link.erase(request)
+        await gate.gate.link.ask(request, AdapterErased)
     monkeypatch.setattr(adapter_link, "ERASE_TIMEOUT_S", 30.0)
     again = EraseRequest((keyspace("b"),))
-    waiting = asyncio.create_task(gate.gate.link.erase(again))
+    waiting = asyncio.create_task(gate.gate.link.ask(again, AdapterErased))
     await until(lambda: again in gate.adapter.erasures)
     await gate.adapter.stop()
     with pytest.raises(ContractError, match="does not answer"):
         await asyncio.wait_for(waiting, 20)
     with pytest.raises(ContractError, match="does not answer"):
-        await gate.gate.link.erase(request)
+        await gate.gate.link.ask(request, AdapterErased)

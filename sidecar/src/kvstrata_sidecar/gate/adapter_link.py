@@ -10,9 +10,7 @@ from typing import TypeVar
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages import adapter as messages
-from kvstrata.contract.messages.erase import AdapterErased, AdapterVerified, EraseRequest, VerifyRequest
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
-from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
@@ -76,7 +74,7 @@ class AdapterLink:
     async def watch_metrics(self, every_s: float = METRICS_EVERY_S) -> None:
         while True:
             try:
-                answer = await self._once(messages.MetricsRequest(), messages.MetricsPage, _STATE_TIMEOUT_S)
+                answer = await self.ask(messages.MetricsRequest(), messages.MetricsPage, _STATE_TIMEOUT_S)
                 self.metrics = answer.page
             except ContractError:
                 self.metrics = ""  # away: `problem` reports why
@@ -84,26 +82,17 @@ class AdapterLink:
 
     async def hash(self, tokens: bytes) -> messages.ChunkHashes:
         """Return the cache server's names of the whole chunks of tokens."""
-        return await self._once(messages.HashRequest(tokens), messages.ChunkHashes, HASH_TIMEOUT_S)
+        return await self.ask(messages.HashRequest(tokens), messages.ChunkHashes, HASH_TIMEOUT_S)
 
     async def pool(self, keyspace: str, hashes: bytes | None = None) -> PoolHolding:
         """Return the tiers' holdings of chunks under a pool's keyspace, as far as this pod's engine can read them."""
         fingerprint = self.enforcement.identity.fingerprint
-        return await self._once(PoolQuestion(keyspace, hashes, fingerprint), PoolHolding, POOL_TIMEOUT_S)
+        return await self.ask(PoolQuestion(keyspace, hashes, fingerprint), PoolHolding, POOL_TIMEOUT_S)
 
-    async def erase(self, question: EraseRequest) -> AdapterErased:
-        """Have the cache server erase keyspaces; return the remainder. It continues after an error: ask again."""
-        return await self._once(question, AdapterErased, ERASE_TIMEOUT_S)
-
-    async def verify(self, question: VerifyRequest) -> AdapterVerified:
-        return await self._once(question, AdapterVerified, ERASE_TIMEOUT_S)
-
-    async def forget(self, question: ForgetRequest) -> Forgotten:
-        return await self._once(question, Forgotten, ERASE_TIMEOUT_S)
-
-    async def _once(self, question: messages.Request, kind: type[T], timeout_s: float) -> T:
+    async def ask(self, question: messages.Request, kind: type[T], timeout_s: float | None = None) -> T:
+        """Return the answer, by default within `ERASE_TIMEOUT_S`. An erasure continues after an error: ask again."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(ERASE_TIMEOUT_S if timeout_s is None else timeout_s):
                 streams = await self._connect()
                 try:
                     return await _ask(streams, question, kind)

@@ -12,6 +12,7 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.erase import (
     AdapterErased,
+    AdapterVerified,
     Erased,
     EraseOutcome,
     EraseRequest,
@@ -48,7 +49,7 @@ class PodEraser:
     async def verify(self, request: VerifyRequest) -> Verified:
         """Raises Refusal (503) to retry."""
         try:
-            found = await self._link.verify(request)
+            found = await self._link.ask(request, AdapterVerified)
         except ContractError:
             raise later("the cache server cannot look now") from None
         if found.boot != self._enforcement.cache_boot:
@@ -64,7 +65,7 @@ class PodEraser:
         if self._has(keyspaces):
             return self._nothing(EraseOutcome.IN_FORCE)
         try:
-            erased = await self._link.erase(request)
+            erased = await self._link.ask(request, AdapterErased)
         except ContractError:
             return self._nothing(EraseOutcome.CACHE_AWAY)
         # The policy or the cache server may have changed meanwhile.

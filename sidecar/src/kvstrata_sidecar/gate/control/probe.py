@@ -21,6 +21,7 @@ from kvstrata.contract.messages.erase import AdapterVerified, VerifyRequest
 from kvstrata.contract.messages.probe import (
     ENGINE,
     ForgetRequest,
+    Forgotten,
     Probed,
     ProbedTier,
     ProbeOutcome,
@@ -206,7 +207,7 @@ class Prober:
         return await until(whole, partial(self._verify, keyspace, name), STORED_WITHIN_S, LOOK_S)
 
     async def _verify(self, keyspace: str, name: bytes) -> AdapterVerified:
-        verified = await self._link.verify(VerifyRequest(keyspace, name))
+        verified = await self._link.ask(VerifyRequest(keyspace, name), AdapterVerified)
         if not verified.known:
             raise _EndedError(ProbeOutcome.UNREADY)
         return verified
@@ -215,7 +216,7 @@ class Prober:
         """Delete the chunk everywhere; blocks in use are retried, and finally left to expire."""
         for _ in range(20):
             try:
-                if not (await self._link.forget(ForgetRequest(keyspace, name))).in_use:
+                if not (await self._link.ask(ForgetRequest(keyspace, name), Forgotten)).in_use:
                     return
             except ContractError:
                 return
