@@ -18,7 +18,6 @@ from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
-from kvstrata_sidecar.adapter.redis.block_exchanges import LoadPart, StorePart
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Place
@@ -28,7 +27,7 @@ from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import ScopeTerms, TierDeps
-from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, sizes
+from kvstrata_sidecar.adapter.redis.exchanges import LoadPart, LookupPart, StorePart, sizes
 from kvstrata_sidecar.adapter.redis.placement import REMEMBER_S, Places
 from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
