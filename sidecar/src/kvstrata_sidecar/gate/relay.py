@@ -2,7 +2,7 @@
 
 Both listen where only the pod reaches them. A scrape of the gate fetches both pages; scrapes that come together share
 one fetch. LMCache labels many metrics with the salt, which gives access to a tenant's blocks: the adapter removes that
-label (`upstream/metrics.py`), and a line that holds a salt under any label is left out here.
+label (`remove_salts`), and a line that holds a salt under any label is left out here.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.index.deadlines import Deadlines
-from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
+from kvstrata_sidecar.adapter.index.scope_index import Deadlines, ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.memory.erase import MemoryEraser
 from kvstrata_sidecar.adapter.memory.events import Events

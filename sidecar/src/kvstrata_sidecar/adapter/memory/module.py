@@ -11,7 +11,6 @@ from kvstrata_sidecar.adapter.params import MemoryParams
 from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.upstream import versions
-from kvstrata_sidecar.upstream.metrics import remove_salts
 from kvstrata_sidecar.upstream.pool import Pool
 from kvstrata_sidecar.upstream.server_checks import IncompatibleServerError
 
@@ -39,7 +38,7 @@ class MemoryModule:
         chunks = lmcache.Chunks(self.context)
         hasher = Hasher(*lmcache.hasher(self.context))
         store_again = lmcache.store_again(manager)
-        remove_salts()
+        lmcache.remove_salts()
         self._runtime = runtime = acquire(params.pod)
         if runtime.memory is not None:
             release(runtime)
