@@ -1,25 +1,31 @@
-"""Dependencies shared by the parts of one Redis tier, and the terms of the policy in force for scopes in it."""
+"""State shared by the parts of one Redis tier: terms of the policy, revoked keyspaces, work for the sweeper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from kvstrata.contract.policy.tiers import TierRules
-from kvstrata.contract.store.redis_keys import member_of, resolved
+from kvstrata.contract.store.redis_keys import member_of, resolved, revoked_key
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_in
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
-from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms, call, read_number, state_key
 from kvstrata_sidecar.adapter.redis.client.nodes import Topology
+from kvstrata_sidecar.adapter.redis.client.resp import Command, Transport
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.recent import Recent
-from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
-from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 from kvstrata_sidecar.adapter.tier.blocks import Deps
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
+
+MAX_WAITING = 65_536
+MEMBERS_PER_TOUCH = 500
 
 
 class ScopeTerms:
@@ -73,6 +79,116 @@ class ScopeTerms:
     def _rules(self) -> TierRules | None:
         view = self._enforcement.view
         return None if view is None or self._tier.endpoints else view.tier(self._tier.name)
+
+
+class RevokedSet:
+    """The keyspaces of a domain that a tier knows as revoked. Thread-safe.
+
+    The set lives in the tier, so that a control plane restored from a backup cannot revive a keyspace. In a cluster one
+    node has it. A keyspace is checked before its first use and with every sweep; while the node is away, checked ones
+    stay usable and others are refused. A revocation holds while the policy has the keyspace, even if the set is lost.
+    """
+
+    def __init__(self, domain: str) -> None:
+        self._key = revoked_key(domain).encode()
+        self._lock = threading.Lock()
+        self._cleared: set[str] = set()
+        self.revoked: frozenset[str] = frozenset()
+
+    def refusal(self, transport: Transport, keyspace: str) -> Refusal | None:
+        """Return why a keyspace may not be used; asks the tier the first time. Raises as `transport.ask` does."""
+        if keyspace in self.revoked:
+            return Refusal.REVOKED
+        if keyspace in self._cleared:
+            return None
+        revoked = self._ask(transport, [keyspace])
+        with self._lock:
+            self.revoked |= revoked
+            if not revoked:
+                self._cleared.add(keyspace)
+        return Refusal.REVOKED if revoked else None
+
+    def learn(self, transport: Transport, keyspaces: Collection[str]) -> None:
+        """Ask about all keyspaces of the policy, and drop the others."""
+        with self._lock:
+            self._cleared.intersection_update(keyspaces)
+        revoked = self._ask(transport, keyspaces)
+        with self._lock:
+            # Revoked keyspaces stay revoked, even if the node came back without the set.
+            self.revoked = self.revoked.intersection(keyspaces) | revoked
+            self._cleared = set(keyspaces) - self.revoked
+
+    def forget(self) -> None:
+        """Ask again about each keyspace before its next use: the tier has other servers."""
+        with self._lock:
+            self._cleared.clear()
+
+    def _ask(self, transport: Transport, keyspaces: Iterable[str]) -> frozenset[str]:
+        names = iter(keyspaces)
+        revoked: list[str] = []
+        while batch := list(islice(names, protocol.MEMBERS_PER_COMMAND)):
+            arguments = (b"ZMSCORE", self._key, *(name.encode() for name in batch))
+            ((*scores,),) = transport.ask([Command(self._key, arguments, protocol.reads_scores(len(batch)))])
+            revoked += [name for name, score in zip(batch, scores, strict=True) if score is not None]
+        return frozenset(revoked)
+
+
+class Inbox:
+    """Work that other threads leave for a tier's sweeper: touches of blocks, abandoned reservations, and scopes that
+    must be swept before use. Thread-safe. `wake` is set when the policy changes or the tier is closed: then the present
+    turn ends soon."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._touches: dict[Place, None] = {}
+        self._abandoned: deque[tuple[Place, bytes]] = deque(maxlen=MAX_WAITING)
+        self._urgent: dict[str, None] = {}
+        self.wake = threading.Event()
+        self.closed = False
+
+    def touch(self, place: Place) -> None:
+        """Record that a block was read; sent within about a second, once for all reads until then."""
+        with self._lock:
+            if len(self._touches) < MAX_WAITING:
+                self._touches[place] = None
+
+    def abandon(self, place: Place, token: bytes) -> None:
+        """Record that the reservation of a failed store can be released."""
+        with self._lock:
+            self._abandoned.append((place, token))
+
+    def urge(self, keyspace: str) -> None:
+        """Sweep a scope soon: it cannot be used in its present state."""
+        with self._lock:
+            if len(self._urgent) < MAX_WAITING:
+                self._urgent[keyspace] = None
+
+    @property
+    def is_urgent(self) -> bool:
+        return bool(self._urgent)
+
+    def interrupts(self) -> bool:
+        """Whether work has come that goes before all other: a scope that must be swept, or another policy."""
+        return self.is_urgent or self.wake.is_set()
+
+    def take_urgent(self) -> Collection[str]:
+        with self._lock:
+            urgent, self._urgent = self._urgent, {}
+        return urgent
+
+    def take_commands(self) -> Iterator[tuple[str, Command]]:
+        """Yield the commands for touches and abandoned reservations, with their keyspace."""
+        with self._lock:
+            touches, self._touches = self._touches, {}
+            abandoned, self._abandoned = self._abandoned, deque(maxlen=MAX_WAITING)
+        by_bucket: dict[tuple[str, bytes], list[bytes]] = {}
+        for place in touches:
+            by_bucket.setdefault((place.keyspace, state_key(place.base)), []).append(place.member)
+        for (keyspace, state), members in by_bucket.items():
+            for start in range(0, len(members), MEMBERS_PER_TOUCH):
+                yield keyspace, call("touch", state, read_number, members=members[start : start + MEMBERS_PER_TOUCH])
+        for place, token in abandoned:
+            yield place.keyspace, call("abandon", state_key(place.base), read_number, member=place.member, token=token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,18 +21,15 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Place
-from kvstrata_sidecar.adapter.redis.client.nodes import Topology
+from kvstrata_sidecar.adapter.redis.client.nodes import Scout, Topology
 from kvstrata_sidecar.adapter.redis.client.resp import Transport
-from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
-from kvstrata_sidecar.adapter.redis.deps import ScopeTerms, TierDeps
+from kvstrata_sidecar.adapter.redis.deps import Inbox, RevokedSet, ScopeTerms, TierDeps
 from kvstrata_sidecar.adapter.redis.exchanges import LoadPart, LookupPart, StorePart, sizes
 from kvstrata_sidecar.adapter.redis.placement import REMEMBER_S, Places
 from kvstrata_sidecar.adapter.redis.recent import Recent
-from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
-from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 from kvstrata_sidecar.adapter.redis.sweep.reclaim import ReclaimCapacity
 from kvstrata_sidecar.adapter.redis.sweep.scopes import AuditLeases, SweepScopes
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, SweeperConnection

@@ -12,8 +12,7 @@ from kvstrata_sidecar.adapter.policy.limits import SharedBounds, bounds_of
 from kvstrata_sidecar.adapter.redis.budget.scope_state import ScopeView
 from kvstrata_sidecar.adapter.redis.client.commands import call, reads_status
 from kvstrata_sidecar.adapter.redis.client.resp import Transport
-from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.sweep.inbox import MAX_WAITING
+from kvstrata_sidecar.adapter.redis.deps import MAX_WAITING, TierDeps
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnection
 
 ENTRIES_PER_CALL = 256
