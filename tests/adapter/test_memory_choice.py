@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
-from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
+from kvstrata_sidecar.adapter.index import Cause, Choice, ScopeIndex, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of, scaled_guarantees
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.index.scope_index import Deadlines
+from kvstrata_sidecar.adapter.index import Deadlines
 
 moments = st.one_of(st.none(), st.integers(0, 20).map(float))
 plans = st.lists(st.one_of(st.tuples(st.sampled_from("abcd"), moments), st.integers(0, 20)), max_size=300)

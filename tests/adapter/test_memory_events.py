@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata_sidecar.adapter.index import victims as choice
+from kvstrata_sidecar.adapter import index as choice
 from kvstrata_sidecar.adapter.memory import events
 from kvstrata_sidecar.adapter.memory import evictor as evicting
 from tests.adapter.memory_server import TIER, A, B, C, Server, keys_of

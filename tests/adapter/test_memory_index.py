@@ -7,8 +7,8 @@ import random
 import pytest
 
 from kvstrata.contract.messages.adapter import ScopeUsage
-from kvstrata_sidecar.adapter.index import scope_index
-from kvstrata_sidecar.adapter.index.scope_index import Deadlines, Kept, Scope, ScopeIndex, usage_rows
+from kvstrata_sidecar.adapter import index as scope_index
+from kvstrata_sidecar.adapter.index import Deadlines, Kept, Scope, ScopeIndex, usage_rows
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32

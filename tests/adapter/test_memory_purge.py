@@ -15,7 +15,7 @@ from kvstrata.contract.messages.erase import Amount, Check
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata_sidecar.adapter.index.scope_index import Kept
+from kvstrata_sidecar.adapter.index import Kept
 from kvstrata_sidecar.adapter.memory import erase
 from kvstrata_sidecar.adapter.memory import evictor as evicting
 from kvstrata_sidecar.adapter.tier.interface import block_of

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
-from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
+from kvstrata_sidecar.adapter.index import Cause, Choice, ScopeIndex, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 from tests.adapter.memory_stand_in import Key
 

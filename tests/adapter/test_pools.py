@@ -15,8 +15,7 @@ from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, CacheView, PoolView
 from kvstrata.contract.policy.pools import pack_hashes
 from kvstrata.contract.wire import digest_bytes
-from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
-from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
+from kvstrata_sidecar.adapter.index import Cause, ScopeIndex, Situation, choose
 from kvstrata_sidecar.adapter.policy.enforcement import NANOSECONDS, Enforcement, Permit, Refusal
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 from kvstrata_sidecar.adapter.policy.pools import MAX_CANDIDATES, Manifests, Readable

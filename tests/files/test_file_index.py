@@ -15,7 +15,7 @@ from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.block_file import key_of, keyspace_of
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.files.space import LOOK_S, MOST_AT_ONCE, Policy, Reservation
-from kvstrata_sidecar.adapter.index.victims import Cause
+from kvstrata_sidecar.adapter.index import Cause
 from tests.support.amounts import examples
 from tests.tiers.gate_stand_in import DOMAIN, RESOLVED
 

@@ -14,7 +14,7 @@ from kvstrata_sidecar.adapter.files.file_format import Pages, Verdict, unread
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.files.health import DiskError, Fault, Health, TooLateError
 from kvstrata_sidecar.adapter.files.space import Reservation, Spare, Victim
-from kvstrata_sidecar.adapter.index.victims import Cause
+from kvstrata_sidecar.adapter.index import Cause
 from kvstrata_sidecar.adapter.params import FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.tier.blocks import BlocksPart, Deps, Lent, QuestionPart

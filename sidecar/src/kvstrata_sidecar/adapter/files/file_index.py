@@ -2,7 +2,7 @@
 
 A store is admitted first: victims are named to make room, and its file may be written only after theirs are gone. So at
 every instant a scope's files are within its limit, and all files within the capacity. Victims are chosen as in the
-server's own memory (`adapter/index/victims.py`).
+server's own memory (`adapter/index.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import keyspace_of
 from kvstrata_sidecar.adapter.files.space import LOOK_S, MARGIN_PERCENT, Policy, Reservation, Space, Spare, Victim
-from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex, usage_rows
-from kvstrata_sidecar.adapter.index.victims import Choice
+from kvstrata_sidecar.adapter.index import Choice, Kept, ScopeIndex, usage_rows
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.index.scope_index import Deadlines, Scope, ScopeIndex
-from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
+from kvstrata_sidecar.adapter.index import Cause, Choice, Deadlines, Scope, ScopeIndex, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of, scaled_guarantees
 

@@ -3,7 +3,7 @@
     --server-module '{"module_path": "kvstrata_sidecar.adapter.memory.module", "config": {…}}'
 
 LMCache has no hook for admission, only a listener and `delete`. So this package queues its events (`events`), keeps the
-index of blocks that it shares with files (`index/`), and evicts from a thread of its own (`evictor`): blocks of
+index of blocks that it shares with files (`index`), and evicts from a thread of its own (`evictor`): blocks of
 keyspaces outside of the policy, expired ones, those above a scope's limit, and, when the memory fills up, the oldest of
 scopes above their guarantee. LMCache runs with the `noop` eviction policy. `tier` puts it together.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.index.scope_index import Kept
+from kvstrata_sidecar.adapter.index import Kept
 from kvstrata_sidecar.adapter.tier.interface import MEMORY
 from kvstrata_sidecar.upstream.pool import Pool
 

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 from typing import Any
 
-from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
+from kvstrata_sidecar.adapter.index import ScopeIndex
 from kvstrata_sidecar.adapter.tier.counts import HIT, Counters
 from kvstrata_sidecar.upstream.pool import Pool
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.index.scope_index import Deadlines, ScopeIndex
-from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
+from kvstrata_sidecar.adapter.index import Cause, Choice, Deadlines, ScopeIndex, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.memory.erase import MemoryEraser
 from kvstrata_sidecar.adapter.memory.events import Events
 from kvstrata_sidecar.adapter.memory.write_back import GRACE_S, PendingWriteBack

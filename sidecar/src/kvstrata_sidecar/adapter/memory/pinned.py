@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
+from kvstrata_sidecar.adapter.index import ScopeIndex
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
 from kvstrata_sidecar.adapter.tier.counts import Counters

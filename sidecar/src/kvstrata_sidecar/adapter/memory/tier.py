@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
-from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex, usage_rows
+from kvstrata_sidecar.adapter.index import ScopeIndex, usage_rows
 from kvstrata_sidecar.adapter.memory.erase import MemoryEraser
 from kvstrata_sidecar.adapter.memory.events import Events, MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import Evictor, Turns
