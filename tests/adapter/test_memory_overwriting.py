@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.memory import scrub
-from kvstrata_sidecar.adapter.memory.scrub import Scrubber, joined
 from kvstrata_sidecar.upstream import pool as pool_module
-from kvstrata_sidecar.upstream.pool import Pool
+from kvstrata_sidecar.upstream import pool as scrub
+from kvstrata_sidecar.upstream.pool import Pool, Scrubber, joined
 from tests.adapter.memory_server import PATIENCE_S, A, B, Server, keys_of, until
 from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,

@@ -13,8 +13,7 @@ import pytest
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.tiers import AllowedServers, Server, TierRules
 from kvstrata_sidecar.adapter.params import AdapterParams
-from kvstrata_sidecar.adapter.policy_tiers import Leave, PolicyTiers
-from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release
+from kvstrata_sidecar.adapter.runtime import Leave, PolicyTiers, Runtime, acquire, release
 from kvstrata_sidecar.adapter.start import _join
 from tests.adapter.memory_server import until
 from tests.support.redis_binary import needs_redis

@@ -19,8 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from kvstrata_sidecar.adapter.params import AdapterParams
-from kvstrata_sidecar.adapter.policy_tiers import Leave
-from kvstrata_sidecar.adapter.runtime import Runtime, acquire
+from kvstrata_sidecar.adapter.runtime import Leave, Runtime, acquire
 from kvstrata_sidecar.adapter.tiers import start_tier
 from kvstrata_sidecar.output import shorten_keyspaces
 from kvstrata_sidecar.upstream import versions

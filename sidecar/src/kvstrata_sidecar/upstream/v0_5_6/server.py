@@ -21,8 +21,8 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics.view import View
 
 from kvstrata.contract.messages.engine_identity import UNRESOLVED, fingerprint_in
-from kvstrata_sidecar.adapter.policy_tiers import Leave
 from kvstrata_sidecar.adapter.pool_report import counted_groups
+from kvstrata_sidecar.adapter.runtime import Leave
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.upstream import server_checks as checks
 from kvstrata_sidecar.upstream.pool import Pool
