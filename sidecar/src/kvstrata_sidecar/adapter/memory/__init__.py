@@ -7,6 +7,6 @@ index of blocks that it shares with files (`index`), and evicts from a thread of
 keyspaces outside of the policy, expired ones, those above a scope's limit, and, when the memory fills up, the oldest of
 scopes above their guarantee. LMCache runs with the `noop` eviction policy. `tier` puts it together.
 
-Memory that LMCache frees is overwritten before reuse (`upstream/pool.py`). Free memory therefore holds zeros, and deleting a
-keyspace's blocks erases it.
+Memory that LMCache frees is overwritten before reuse (`upstream/pool.py`). Free memory therefore holds zeros, and
+deleting a keyspace's blocks erases it.
 """
