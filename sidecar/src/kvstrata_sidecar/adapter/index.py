@@ -83,6 +83,8 @@ class ScopeIndex:
     def __init__(self) -> None:
         self._scopes: dict[str, Scope] = {}
         self._blocks: dict[Hashable, Kept] = {}
+        self.used_bytes = 0
+        """Bytes of all blocks."""
         self.uses = 0
         """Count of all uses: the latest `Kept.used`."""
         self.last_bytes = 0
@@ -93,6 +95,7 @@ class ScopeIndex:
         self.remove(key)
         self.uses += 1
         self.last_bytes = size_bytes
+        self.used_bytes += size_bytes
         kept = Kept(keyspace, size_bytes, computed_s, self.uses)
         self._blocks[key] = kept
         scope = self._scopes.get(keyspace)
@@ -114,6 +117,7 @@ class ScopeIndex:
         if kept is not None:
             scope = self._scopes[kept.keyspace]
             scope.drop(key)
+            self.used_bytes -= kept.size_bytes
             if not scope.blocks:
                 del self._scopes[kept.keyspace]
         return kept
@@ -132,7 +136,7 @@ class ScopeIndex:
 
     def mean_bytes(self) -> float:
         """Return the mean size of a block, 0 without any."""
-        return sum(scope.used_bytes for _, scope in self.scopes()) / len(self) if len(self) else 0.0
+        return self.used_bytes / max(1, len(self))
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -305,7 +305,6 @@ class FileIndex:
     def _enter(self, key: bytes, size_bytes: int, computed_s: float) -> None:
         keyspace, now_s = keyspace_of(key), self._clock()
         self._index.add(key, keyspace, size_bytes, computed_s)
-        self._space.used_bytes += size_bytes
         self._policy.note(keyspace, now_s)
         scope = self._index.scope(keyspace)
         if scope is not None and scope.eldest_s() == computed_s:
@@ -325,7 +324,6 @@ class FileIndex:
         kept = self._index.remove(key)
         if kept is None:
             return None
-        self._space.used_bytes -= kept.size_bytes
         self._touched.pop(key, None)
         self._leaving[key] = kept.size_bytes
         self._space.leave(kept.keyspace, kept.size_bytes)

@@ -180,8 +180,8 @@ class Policy:
 
 
 class Space:
-    """Accounts for the blocks of `index`, under `policy`. `used_bytes` counts all blocks. `reserved` are blocks to
-    come: about as many as there are workers. `leaving_bytes` counts files being removed, by keyspace."""
+    """Accounts for the blocks of `index`, under `policy`. `reserved` are blocks to come: about as many as there are
+    workers. `leaving_bytes` counts files being removed, by keyspace."""
 
     def __init__(self, policy: Policy, index: ScopeIndex, *, capacity_bytes: int, max_blocks: int) -> None:
         self._policy = policy
@@ -189,7 +189,6 @@ class Space:
         self._capacity_bytes = capacity_bytes
         self.max_blocks = max_blocks
         self._room_bytes = float(capacity_bytes)
-        self.used_bytes = 0
         self.reserved: dict[bytes, Reservation] = {}
         self.leaving_bytes: Counter[str] = Counter()
         self.spares = Spares()
@@ -198,14 +197,14 @@ class Space:
     @property
     def taken_bytes(self) -> int:
         """Bytes on the disk, including files being removed and spares."""
-        return self.used_bytes + self.leaving_bytes.total() + self.spares.all_bytes
+        return self._index.used_bytes + self.leaving_bytes.total() + self.spares.all_bytes
 
     def set_bytes(self, room_bytes: float) -> None:
         self._room_bytes = max(0.0, min(float(self._capacity_bytes), room_bytes))
         self._policy.set_room(self._room_bytes)
 
     def empty(self) -> None:
-        self.used_bytes, self.leaving_bytes, self.spares = 0, Counter(), Spares()
+        self.leaving_bytes, self.spares = Counter(), Spares()
 
     def leave(self, keyspace: str, size_bytes: int) -> None:
         """Count a file that is being removed, or one that is gone by negative bytes."""
@@ -222,7 +221,7 @@ class Space:
 
     def need_bytes(self) -> float:
         """Return the bytes above the room, including reservations."""
-        need_bytes = self.used_bytes + self.staged_bytes().total() - self._room_bytes
+        need_bytes = self._index.used_bytes + self.staged_bytes().total() - self._room_bytes
         crowd = len(self._index) + len(self.reserved) - self.max_blocks
         return max(need_bytes, 1.0) if crowd > 0 else need_bytes
 
@@ -230,8 +229,8 @@ class Space:
         """Choose victims in these keyspaces, and in all if room is short; blocks in `readers` are in use."""
         need_bytes = self.need_bytes()
         if need_bytes > 0:
-            share_bytes = min(self.used_bytes, self._room_bytes) * MARGIN_PERCENT / 100
-            need_bytes += min(share_bytes, MARGIN_BLOCKS * self.used_bytes / max(1, len(self._index)))
+            share_bytes = min(self._index.used_bytes, self._room_bytes) * MARGIN_PERCENT / 100
+            need_bytes += min(share_bytes, MARGIN_BLOCKS * self._index.mean_bytes())
             # Keyspaces outside of the policy go first.
             freed_bytes = 0
             for keyspace, scope in self._index.scopes():
@@ -250,7 +249,7 @@ class Space:
         staged_bytes = self.staged_bytes()
         if bound.limit_bytes is not None and held_bytes + staged_bytes[keyspace] > bound.limit_bytes:
             return Refusal.OVER_BUDGET
-        left_bytes = self.used_bytes - choice.victim_bytes + staged_bytes.total()
+        left_bytes = self._index.used_bytes - choice.victim_bytes + staged_bytes.total()
         left_blocks = len(self._index) - len(choice.victims) + len(self.reserved)
         return Refusal.TIER_FULL if left_bytes > self._room_bytes or left_blocks > self.max_blocks else None
 

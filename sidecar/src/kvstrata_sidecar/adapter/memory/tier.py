@@ -149,8 +149,7 @@ class MemoryTier:
 
     def drift_bytes(self) -> int:
         """Return LMCache's bytes in use beyond the counted and staged blocks; negative if less."""
-        counted = sum(scope.used_bytes for _, scope in self._index.scopes())
-        return self._pool.usage()[0] - counted - sum(self._pool.staged_bytes().values())
+        return self._pool.usage()[0] - self._index.used_bytes - sum(self._pool.staged_bytes().values())
 
     def _lendable(self, key: Any) -> bool:
         """Whether a pool's block may be lent again: overlapping readers would otherwise keep a doomed block."""
