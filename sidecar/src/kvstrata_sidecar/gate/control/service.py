@@ -121,7 +121,7 @@ class ControlService:
         self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """Answer those who wait; the server then ends their tasks."""
+        """Answer waiting callers; the server then ends their tasks."""
         for connection in self._polls:
             self._answer(connection, self.state())
 
