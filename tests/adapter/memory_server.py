@@ -13,8 +13,7 @@ from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
-from kvstrata_sidecar.upstream.pool import Pool
-from kvstrata_sidecar.upstream.room import Batch
+from kvstrata_sidecar.upstream.pool import Batch, Pool
 from tests.adapter.memory_stand_in import (
     MISSING,
     NO_MEMORY,

@@ -12,7 +12,7 @@ from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate.control.probe_cast import Cast, Reader, cast
+from kvstrata_sidecar.gate.control.probe import Cast, Reader, cast
 
 from .world import entry, keyspace
 

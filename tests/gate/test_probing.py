@@ -19,7 +19,7 @@ from kvstrata.contract.policy.bundle import Entry, Rules
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate.control import probe as probing
-from kvstrata_sidecar.gate.control.probe_cast import cast
+from kvstrata_sidecar.gate.control.probe import cast
 
 from . import pki
 from .stand_ins import EngineRequest, whole

@@ -29,11 +29,10 @@ from kvstrata_sidecar.gate.control.engine_calls import EngineCalls, EngineResett
 from kvstrata_sidecar.gate.control.erase import PodEraser
 from kvstrata_sidecar.gate.control.keys import PodKeys
 from kvstrata_sidecar.gate.control.parts import Parts
-from kvstrata_sidecar.gate.control.pool_wait import PoolWait
 from kvstrata_sidecar.gate.control.probe import Prober
 from kvstrata_sidecar.gate.control.render import Renderings
 from kvstrata_sidecar.gate.control.service import CONTROL_LIMITS, ControlService, Route
-from kvstrata_sidecar.gate.control.warm import Warmer
+from kvstrata_sidecar.gate.control.warm import PoolWait, Warmer
 from kvstrata_sidecar.gate.http.drain import POLL_S, Drain
 from kvstrata_sidecar.gate.http.engine_client import EnginePool
 from kvstrata_sidecar.gate.http.messages import Limits
