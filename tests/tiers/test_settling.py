@@ -12,8 +12,8 @@ from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_of
 from kvstrata_sidecar.adapter.redis.client.resp import Transport
-from kvstrata_sidecar.adapter.redis.sweep import apply_policy, scopes, sweeper
-from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy, PolicyChanges
+from kvstrata_sidecar.adapter.redis.sweep import scopes, sweeper
+from kvstrata_sidecar.adapter.redis.sweep.scopes import ApplyPolicy, PolicyChanges
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
@@ -87,7 +87,7 @@ class TestOnARealTier:
             assert go_on.wait(PATIENCE_S)
             return bounds_of(view, tier)
 
-        monkeypatch.setattr(apply_policy, "bounds_of", bounds)
+        monkeypatch.setattr(scopes, "bounds_of", bounds)
         changing = threading.Thread(target=gate.allow, args=(KEYSPACE_A, KEYSPACE_B))
         changing.start()
         try:

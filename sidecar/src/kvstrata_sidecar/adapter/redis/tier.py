@@ -37,9 +37,8 @@ from kvstrata_sidecar.adapter.redis.deps import Inbox, RevokedSet, ScopeTerms, T
 from kvstrata_sidecar.adapter.redis.exchanges import LoadPart, LookupPart, ProbePart, StorePart, sizes
 from kvstrata_sidecar.adapter.redis.placement import REMEMBER_S, Places
 from kvstrata_sidecar.adapter.redis.recent import Recent
-from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
 from kvstrata_sidecar.adapter.redis.sweep.reclaim import ReclaimCapacity
-from kvstrata_sidecar.adapter.redis.sweep.scopes import AuditLeases, SweepScopes
+from kvstrata_sidecar.adapter.redis.sweep.scopes import ApplyPolicy, AuditLeases, SweepScopes
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, SweeperConnection
 from kvstrata_sidecar.adapter.tier.base import BaseTier
 from kvstrata_sidecar.adapter.tier.blocks import QuestionPart, T

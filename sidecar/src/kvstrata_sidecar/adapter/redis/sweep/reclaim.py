@@ -26,8 +26,7 @@ from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client.commands import claim, read_number
 from kvstrata_sidecar.adapter.redis.client.resp import Command, Transport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.sweep.apply_policy import PolicyChanges
-from kvstrata_sidecar.adapter.redis.sweep.scopes import expire
+from kvstrata_sidecar.adapter.redis.sweep.scopes import PolicyChanges, expire
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnection
 
 CLAIM_S = 5.0
