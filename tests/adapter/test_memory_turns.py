@@ -13,7 +13,7 @@ from kvstrata_sidecar.adapter.memory import events, evictor
 from kvstrata_sidecar.adapter.memory.events import COMPARE_S, MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import LOOK_S
 from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
-from kvstrata_sidecar.upstream import room
+from kvstrata_sidecar.upstream import pool as lmcache_pool
 from tests.adapter.memory_server import PATIENCE_S, TIER, A, B, Server, keys_of, until
 from tests.adapter.memory_stand_in import BLOCK_BYTES, LOCKED, SUCCESS, Key
 
@@ -60,7 +60,7 @@ class TestRoom:
 
     @pytest.fixture(autouse=True)
     def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(room, "WITHIN_S", 60.0)
+        monkeypatch.setattr(lmcache_pool, "ROOM_WITHIN_S", 60.0)
         monkeypatch.setattr(evictor, "OVERWRITTEN_WITHIN_S", 60.0)
 
     @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.redis import threads
+from kvstrata_sidecar.adapter.redis import tier as redis_tier
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
@@ -121,7 +121,7 @@ def start(
     is_short = request.node.get_closest_marker("short_deadlines") is not None
     deadlines = SHORT if is_short else PATIENT
     if not is_short:
-        monkeypatch.setattr(threads, "PROBE_TIMEOUT_S", PATIENT_PROBE_S)
+        monkeypatch.setattr(redis_tier, "PROBE_TIMEOUT_S", PATIENT_PROBE_S)
 
     def start(port: int, window_ms: int = WRITE_WINDOW_MS, **options: Any) -> Driver:
         endpoints = (Endpoint("127.0.0.1", port),)
