@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import threading
@@ -193,14 +194,13 @@ class TestMemoryThatADiskMayTouch:
         pool.guard()
         base = manager._memory_manager.base
         lent, other = MemoryObject(base, 2), MemoryObject(base + 3 * PAGE_BYTES, 1)
-        number = spans.hold(base + PAGE_BYTES, 10)
-        pool.scrubber.take([lent, other])
-        deadline_s = time.monotonic() + 60
-        while pool.scrubber.pending_bytes > 2 * PAGE_BYTES:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-        assert not pool.settle(0.05), "what is kept back is not overwritten yet"
-        spans.release(number)
+        with spans.held(memoryview((ctypes.c_ubyte * 10).from_address(base + PAGE_BYTES))):
+            pool.scrubber.take([lent, other])
+            deadline_s = time.monotonic() + 60
+            while pool.scrubber.pending_bytes > 2 * PAGE_BYTES:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            assert not pool.settle(0.05), "what is kept back is not overwritten yet"
         assert pool.settle(60)
         assert pool.scrubber.pending_bytes == 0
         pool.close()

@@ -248,7 +248,7 @@ async def test_a_caller_that_leaves_ends_the_engines_work(pod: World) -> None:
     await connection.send(posted(RENDER_PATH, RenderRequest(TEXT).encode()))
     await until(lambda: engine.asked)
     connection.writer.transport.abort()
-    await until(lambda: not pod.gate.control._jobs)
+    await until(lambda: not pod.gate.control_server.tasks)
     engine.held.set()
     assert (await asked(pod, CHAT)).chunks > 0, "nothing is locked"
 
@@ -318,7 +318,7 @@ class TestBounds:
         engine.held.clear()
         texts = [PrefixSource(text=f"{number:06}" + "\u0001" * 262_138) for number in range(MAX_WORK_PER_POD)]
         waiting = [asyncio.create_task(asked(pod, one)) for one in texts]
-        await until(lambda: len(pod.gate.control._jobs) == MAX_WORK_PER_POD)
+        await until(lambda: len(pod.gate.control_server.tasks) == MAX_WORK_PER_POD)
         engine.held.set()
         assert all(made.too_long for made in await asyncio.gather(*waiting))
 
