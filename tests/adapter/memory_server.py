@@ -11,7 +11,7 @@ from typing import Any
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
+from kvstrata_sidecar.adapter.memory.tier import MemoryTier
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from kvstrata_sidecar.upstream.pool import Batch, Pool
 from tests.adapter.memory_stand_in import (
@@ -67,7 +67,7 @@ class Server:
             entry_of=lambda memory: Entry(memory, read_lock=Lock(lambda: self.now_s), is_temporary=True),
             missing=(MISSING, None),
         )
-        self.pool.listen(Listener(self.memory, self.pool))
+        self.pool.listen(self.memory)
 
     def allow(self, **budgets: EnforcedBudget | None) -> None:
         """Put a policy in force: `allow(a=None, b=EnforcedBudget(…))`."""

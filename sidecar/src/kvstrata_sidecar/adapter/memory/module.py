@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import Any
 
-from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
+from kvstrata_sidecar.adapter.memory.tier import MemoryTier
 from kvstrata_sidecar.adapter.params import MemoryParams
 from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import acquire, release
@@ -44,7 +44,7 @@ class MemoryModule:
             release(runtime)
             raise IncompatibleServerError("this server module was named twice")
         self._pool: Pool = lmcache.pool(manager, runtime.spans)
-        self._memory = memory = MemoryTier(
+        self._memory = memory = _GovernedMemory(
             self._pool,
             runtime.enforcement,
             name=params.tier,
@@ -56,7 +56,7 @@ class MemoryModule:
         )
         self._pool.guard()
         memory.lend(entry_of=lmcache.entry_of(manager), missing=lmcache.MISSING)
-        self._pool.listen(_Listener(memory, self._pool))
+        self._pool.listen(memory)
         runtime.enforcement.loaded_from = memory.borrowed.loaded
         memory.start()
         runtime.enforcement.fingerprints = chunks.fingerprints
@@ -81,5 +81,5 @@ class MemoryModule:
         release(self._runtime)
 
 
-class _Listener(Listener, ListenerBase):  # type: ignore[misc]
+class _GovernedMemory(MemoryTier, ListenerBase):  # type: ignore[misc]
     """LMCache's base class refuses a listener that lacks a callback."""

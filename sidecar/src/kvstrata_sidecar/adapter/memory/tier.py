@@ -89,8 +89,26 @@ class MemoryTier:
         self._events.add(event, keys)
         self._turns.wake()
 
-    def loaded(self, keys: Sequence[Any]) -> None:
-        """Record a tier's load; called by LMCache under its lock, while the requester has the blocks locked."""
+    # LMCache's callbacks for changes of its memory, called under its lock: `L1ManagerListener` has their names.
+
+    def on_l1_keys_reserved_read(self, keys: list[Any]) -> None:
+        """No use of the blocks, but LMCache reads written blocks to store them in other tiers."""
+        self.pending.taken(keys)
+        self.pinned.note(keys)
+
+    def on_l1_keys_read_finished(self, keys: list[Any]) -> None:
+        self.note(MemoryEvent.RELEASED, keys)
+
+    def on_l1_keys_reserved_write(self, keys: list[Any]) -> None:
+        self.note(MemoryEvent.RESERVED, keys)
+
+    def on_l1_keys_write_finished(self, keys: list[Any]) -> None:
+        self.pending.came(keys)
+        self.pinned.note(keys)
+        self.note(MemoryEvent.WRITTEN, keys)
+
+    def on_l1_keys_finish_write_and_reserve_read(self, keys: list[Any]) -> None:
+        """Record a tier's load, while the requester has the blocks locked."""
         came = list(keys)
         for key, pool in self.borrowed.arrived(keys, self._pool.address):
             own = self._pool.loans.adopt(key, pool)
@@ -99,6 +117,12 @@ class MemoryTier:
                 came.append(own)
         self.pinned.note(came)
         self.note(MemoryEvent.LOADED, came)
+
+    def on_l1_keys_deleted_by_manager(self, keys: list[Any]) -> None:
+        self.note(MemoryEvent.DELETED, keys)
+
+    def on_l1_keys_accessed(self, keys: list[Any]) -> None:
+        self.note(MemoryEvent.USED, [self._pool.loans.lender(key) for key in keys])
 
     def policy_changed(self) -> None:
         """Apply the view in force now, not within a second."""
@@ -109,13 +133,9 @@ class MemoryTier:
         """Whether a reader has the block locked: others may be evicted before they are read."""
         return self._pool.in_use(block.key)
 
-    def size(self, key: Any) -> int:
-        """Return a block's bytes, 0 if no reader can find it."""
-        entry = self._pool.entry(key)
-        return 0 if entry is None else self._pool.size(entry)
-
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
-        return [self.size(block.key) for block in blocks]
+        entries = (self._pool.entry(block.key) for block in blocks)
+        return [0 if entry is None else self._pool.size(entry) for entry in entries]
 
     def delete(self, blocks: Sequence[Block]) -> list[Hashable]:
         return list(self._pool.delete([block.key for block in blocks if self._pool.entry(block.key) is not None]))
@@ -157,39 +177,3 @@ class MemoryTier:
         if bound is None or bound.denied or self.eraser.is_doomed(key):
             return False
         return bound.retention_s is None or self.age_s(key) < bound.retention_s
-
-
-class Listener:
-    """LMCache's callbacks for changes of its memory, called under its lock; `L1ManagerListener` has their names."""
-
-    def __init__(self, memory: MemoryTier, pool: Pool) -> None:
-        self._memory = memory
-        self._note = memory.note
-        self._note_locks = memory.pinned.note
-        self._pending = memory.pending
-        self._loans = pool.loans
-
-    def on_l1_keys_reserved_read(self, keys: list[Any]) -> None:
-        """No use of the blocks, but LMCache reads written blocks to store them in other tiers."""
-        self._pending.taken(keys)
-        self._note_locks(keys)
-
-    def on_l1_keys_read_finished(self, keys: list[Any]) -> None:
-        self._note(MemoryEvent.RELEASED, keys)
-
-    def on_l1_keys_reserved_write(self, keys: list[Any]) -> None:
-        self._note(MemoryEvent.RESERVED, keys)
-
-    def on_l1_keys_write_finished(self, keys: list[Any]) -> None:
-        self._pending.came(keys)
-        self._note_locks(keys)
-        self._note(MemoryEvent.WRITTEN, keys)
-
-    def on_l1_keys_finish_write_and_reserve_read(self, keys: list[Any]) -> None:
-        self._memory.loaded(keys)
-
-    def on_l1_keys_deleted_by_manager(self, keys: list[Any]) -> None:
-        self._note(MemoryEvent.DELETED, keys)
-
-    def on_l1_keys_accessed(self, keys: list[Any]) -> None:
-        self._note(MemoryEvent.USED, [self._loans.lender(key) for key in keys])
