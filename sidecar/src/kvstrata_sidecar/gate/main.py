@@ -25,7 +25,7 @@ from kvstrata.contract.messages.pools import POOL_PATH, RENDER_PATH, WARM_PATH, 
 from kvstrata.contract.messages.probe import PROBE_PATH, ProbeRequest
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
-from kvstrata_sidecar.gate.control.engine_calls import EngineCalls, EngineResetter
+from kvstrata_sidecar.gate.control.engine_calls import EngineCalls
 from kvstrata_sidecar.gate.control.erase import PodEraser
 from kvstrata_sidecar.gate.control.keys import PodKeys
 from kvstrata_sidecar.gate.control.parts import Parts
@@ -115,7 +115,6 @@ class Gate:
         self.warmer = Warmer(parts, self.calls, self.warming)
         self.pools = PoolWait(parts)
         self.eraser = PodEraser(parts, self.audit, self.volume.keys.left)
-        self.resetter = EngineResetter(parts)
         self.prober = Prober(parts, self.calls)
         self.data_keys = PodKeys(self.enforcement, self.volume)
         routes = {
@@ -124,7 +123,7 @@ class Gate:
             (b"GET", POOL_PATH): Route(bytes, self.warmer.inspect),
             (b"POST", ERASE_PATH): Route(EraseRequest.decode, self.eraser.erase),
             (b"POST", VERIFY_PATH): Route(VerifyRequest.decode, self.eraser.verify),
-            (b"POST", RESET_PATH): Route(ResetRequest.decode, self.resetter.reset),
+            (b"POST", RESET_PATH): Route(ResetRequest.decode, self.calls.reset),
             (b"POST", PROBE_PATH): Route(ProbeRequest.decode, self.prober.probe),
             (b"GET", KEYS_PATH): Route(bytes, self.data_keys.list_missing),
             (b"POST", KEYS_PATH): Route(None, self.data_keys.take),

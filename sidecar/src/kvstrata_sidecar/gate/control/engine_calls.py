@@ -96,9 +96,31 @@ class EngineCalls:
         salt = self._parts.random_salt()
         await self._ask("/v1/completions", {"prompt": [token], "max_tokens": 1, "cache_salt": salt})
 
+    async def reset(self, request: ResetRequest) -> EngineResetAnswer:
+        """Empty the engine's prefix cache, for all tenants. Answer when it has forgotten its blocks, when it cannot, or
+        after the operator's wait. It forgets blocks only while none is in use, which a busy pod may never reach: after
+        `IDLE_S` running requests are preempted, and their callers notice a pause."""
+        final = (ResetOutcome.RESET, ResetOutcome.CANNOT)
+        look = partial(self._try_reset, asyncio.get_running_loop().time() + IDLE_S)
+        outcome = await until(lambda one: one in final, look, request.wait_s, LOOK_S)
+        log.info("the engine was asked to empty its prefix cache", outcome=str(outcome))
+        return EngineResetAnswer(self._parts.boot, outcome)
+
     async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         payload = request_bytes(path, {**body, "model": self._parts.model})
         return judged(*await self._parts.engine.ask(payload, timeout_s=TOKENIZE_TIMEOUT_S))
+
+    async def _try_reset(self, preempt_from_s: float) -> ResetOutcome:
+        preempt = asyncio.get_running_loop().time() >= preempt_from_s
+        path = f"{ENGINE_RESET_PATH}?{PREEMPT}" if preempt else ENGINE_RESET_PATH
+        status, data = await self._parts.engine.ask(request_bytes(path, {}), timeout_s=RESET_TIMEOUT_S)
+        if status in (404, 405, 501):  # an engine without this endpoint
+            return ResetOutcome.CANNOT
+        try:
+            success = judged(status, data).get("success")
+        except (EngineAwayError, RefusedError):
+            return ResetOutcome.AWAY
+        return ResetOutcome.RESET if success is True else ResetOutcome.BUSY
 
 
 def request_bytes(path: str, body: Mapping[str, Any]) -> bytes:
@@ -124,31 +146,3 @@ def judged(status: int, data: bytes) -> dict[str, Any]:
 def packed(ids: array[int]) -> bytes:
     """Return token ids as the cache server hashes them."""
     return struct.pack(f"<{len(ids)}I", *ids)
-
-
-class EngineResetter:
-    """Empties the engine's prefix cache, for all tenants. It forgets blocks only while none is in use, which a busy pod
-    may never reach: after `IDLE_S` running requests are preempted, and their callers notice a pause."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._boot, self._engine = parts.boot, parts.engine
-
-    async def reset(self, request: ResetRequest) -> EngineResetAnswer:
-        """Answer when the engine has forgotten its blocks, when it cannot, or after the operator's wait."""
-        preempt_from_s = asyncio.get_running_loop().time() + IDLE_S
-        final = (ResetOutcome.RESET, ResetOutcome.CANNOT)
-        outcome = await until(lambda one: one in final, partial(self._try, preempt_from_s), request.wait_s, LOOK_S)
-        log.info("the engine was asked to empty its prefix cache", outcome=str(outcome))
-        return EngineResetAnswer(self._boot, outcome)
-
-    async def _try(self, preempt_from_s: float) -> ResetOutcome:
-        preempt = asyncio.get_running_loop().time() >= preempt_from_s
-        path = f"{ENGINE_RESET_PATH}?{PREEMPT}" if preempt else ENGINE_RESET_PATH
-        status, data = await self._engine.ask(request_bytes(path, {}), timeout_s=RESET_TIMEOUT_S)
-        if status in (404, 405, 501):  # an engine without this endpoint
-            return ResetOutcome.CANNOT
-        try:
-            success = judged(status, data).get("success")
-        except (EngineAwayError, RefusedError):
-            return ResetOutcome.AWAY
-        return ResetOutcome.RESET if success is True else ResetOutcome.BUSY
