@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, RenderRefusal
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata_sidecar.gate.control.engine_calls import RefusedError, Tokenized
-from kvstrata_sidecar.gate.control.stable_prefix import (
+from kvstrata_sidecar.gate.control.render import (
     MARGIN_TOKENS,
     Draft,
     common_length,

@@ -16,8 +16,8 @@ from kvstrata.contract.messages.adapter import TOKEN_BYTES
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, gate_server_name
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES, RENDER_PATH, Rendered, RenderRefusal, RenderRequest
 from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata_sidecar.gate.control import render as rendering
 from kvstrata_sidecar.gate.control import render as warming
-from kvstrata_sidecar.gate.control import stable_prefix as rendering
 
 from . import pki
 from .stand_ins import EngineRequest, chat_message, whole

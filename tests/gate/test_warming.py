@@ -22,8 +22,8 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata_sidecar.gate.control import render as rendering
 from kvstrata_sidecar.gate.control import render as rendering_service
-from kvstrata_sidecar.gate.control import stable_prefix as rendering
 from kvstrata_sidecar.gate.control import warm as warmer
 
 from . import pki

@@ -22,8 +22,7 @@ from kvstrata.contract.policy.pools import PoolShard, PoolVersion, split_hashes
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.control.engine_calls import AbortedError, EngineAwayError, EngineCalls, RefusedError
 from kvstrata_sidecar.gate.control.parts import Parts, later, until
-from kvstrata_sidecar.gate.control.render import Renderings
-from kvstrata_sidecar.gate.control.stable_prefix import is_a_beginning
+from kvstrata_sidecar.gate.control.render import Renderings, is_a_beginning
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.policy.grants import PoolSubject, warming_version
 
