@@ -79,13 +79,6 @@ class PodTier(Protocol):
     def counters(self) -> dict[str, int]:
         """Return all counters, with gauges of the tier."""
 
-    @property
-    def healthy(self) -> bool:
-        """Whether all threads are alive. An unreachable tier does not make it unhealthy."""
-
-    def close(self) -> None:
-        """Abort running exchanges, answer every task, end the threads."""
-
 
 class ServerMemory(PodTier, AgeBook, Protocol):
     """The server's own memory; its state has no name without a CPU tier."""
