@@ -17,10 +17,9 @@ from kvstrata_sidecar.adapter.files.space import Reservation, Spare, Victim
 from kvstrata_sidecar.adapter.index import Cause
 from kvstrata_sidecar.adapter.params import FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.blocks import BlocksPart, Deps, Lent, QuestionPart
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.counts import EVICTION
-from kvstrata_sidecar.adapter.tier.tasks import Gain
+from kvstrata_sidecar.adapter.tier.tasks import BlocksPart, Deps, Gain, Lent, QuestionPart
 
 CLAIM_TIMEOUT_S = 5.0
 """How long a store waits for removals by others before it gives up its file."""

@@ -30,11 +30,10 @@ from kvstrata_sidecar.adapter.files.space import Policy
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.base import BaseTier
-from kvstrata_sidecar.adapter.tier.blocks import Groups, Lent
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.interface import FILES, Block
-from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Gain, Key, Task, TaskKind
+from kvstrata_sidecar.adapter.tier.interface import FILES, Block, Key
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Gain, Groups, Lent, Task, TaskKind
 from kvstrata_sidecar.adapter.tier.threads import TierThreads, Upkeep
 
 Found = tuple[int, bytes]

@@ -20,9 +20,9 @@ from kvstrata_sidecar.adapter.redis.client.nodes import Topology
 from kvstrata_sidecar.adapter.redis.client.resp import Command, Transport
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.recent import Recent
-from kvstrata_sidecar.adapter.tier.blocks import Deps
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
+from kvstrata_sidecar.adapter.tier.tasks import Deps
 
 MAX_WAITING = 65_536
 MEMBERS_PER_TOUCH = 500

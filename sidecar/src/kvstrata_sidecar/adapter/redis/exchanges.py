@@ -22,9 +22,8 @@ from kvstrata_sidecar.adapter.redis.client.commands import MEMBERS_PER_COMMAND, 
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology, key_of
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.tier.blocks import BlocksPart, Lent
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
-from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
+from kvstrata_sidecar.adapter.tier.tasks import BlocksPart, Gain, Lent, Part, Task
 
 
 @dataclass(slots=True, eq=False)

@@ -21,8 +21,8 @@ from kvstrata_sidecar.adapter.redis.client.nodes import Node
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.exchanges import Shares
 from kvstrata_sidecar.adapter.redis.recent import Recent
-from kvstrata_sidecar.adapter.tier.blocks import Groups, Lent
 from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Groups, Lent
 
 REMEMBER_S = 10.0
 """Time for which a chunk is asked for in the pool that had it, and nowhere else, and not where it was unreadable."""

@@ -41,13 +41,12 @@ from kvstrata_sidecar.adapter.redis.sweep.reclaim import ReclaimCapacity
 from kvstrata_sidecar.adapter.redis.sweep.scopes import ApplyPolicy, AuditLeases, SweepScopes
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, SweeperConnection
 from kvstrata_sidecar.adapter.tier.base import BaseTier
-from kvstrata_sidecar.adapter.tier.blocks import QuestionPart, T
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters
 from kvstrata_sidecar.adapter.tier.encryption import sealers
-from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.interface import Block, Key
 from kvstrata_sidecar.adapter.tier.queues import Lane
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
-from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Key, Part, Task, TaskKind, TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Part, QuestionPart, T, Task, TaskKind, TaskTable
 from kvstrata_sidecar.adapter.tier.threads import TierThreads, Upkeep, Worker
 
 SWEEP_INTERVAL_S = 60.0

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.blocks import DepsT, Groups
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
-from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Restore, Task, TaskKind, TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart, DepsT, Groups, Restore, Task, TaskKind, TaskTable
 from kvstrata_sidecar.adapter.tier.threads import CLOSE_TIMEOUT_S, TierThreads, Upkeep, divide
 
 ThreadsT = TypeVar("ThreadsT", bound=TierThreads)

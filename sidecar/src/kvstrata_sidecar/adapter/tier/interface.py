@@ -16,7 +16,9 @@ from kvstrata.contract.messages.engine_identity import fingerprint_in
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata_sidecar.adapter.policy.ages import AgeBook
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.tasks import Key
+
+Key = Hashable
+"""LMCache's own key object, passed through untouched."""
 
 MEMORY, FILES = "CPU", "NVMe"
 """Media whose blocks are this pod's alone."""

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvstrata_sidecar.adapter.policy.enforcement import Permit, Refusal
-from kvstrata_sidecar.adapter.tier.blocks import Deps, Lent
 from kvstrata_sidecar.adapter.tier.queues import Lane
-from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Carrier, Gain, Task, TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Carrier, Deps, Gain, Lent, Task, TaskTable
 
 ATTEMPTS = 3
 """Attempts at a part whose failure may be transient."""
