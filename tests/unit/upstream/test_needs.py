@@ -26,9 +26,10 @@ PRODUCT = (SIDECAR, Path(inspect.getfile(importlib.import_module("kvstrata.contr
 PYTHON = frozenset(
     name
     for owner in (
-        *(bytes, dict, float, int, list, memoryview, set, str, tuple, type, Path, collections.Counter, queue.Queue),
+        *(bytes, dict, float, int, list, memoryview, set, str, tuple, type, Path),
+        *(collections.Counter, collections.deque, queue.Queue, threading.Condition, threading.Event),
         *(ctypes, dataclasses, importlib, importlib.metadata, inspect, logging, logging.Logger, multiprocessing, os),
-        *(re, threading, threading.Event, threading.Lock(), threading.Thread, time, (lambda: 0).__code__),
+        *(re, threading, threading.Lock(), threading.Thread, time, (lambda: 0).__code__),
     )
     for name in dir(owner)
 ) | {"__closure__", "__code__", "cell_contents", "__abstractmethods__", "pid"}
