@@ -43,16 +43,18 @@ class TenantMetrics:
         self.cached_tokens += max(cached, 0)
 
 
-BY_TENANT = (
-    ("in_flight_requests", "gauge", "Requests being answered.", "in_flight"),
-    ("prompt_tokens_total", "counter", "Prompt tokens as the engine reports them.", "prompt_tokens"),
-    ("completion_tokens_total", "counter", "Generated tokens as the engine reports them.", "completion_tokens"),
-    ("cached_prompt_tokens_total", "counter", "Prompt tokens that came from the cache, as the engine reports them.",
-     "cached_tokens"),
-    ("no_reuse_requests_total", "counter",
-     "Requests served with a random salt: unknown tenant, stale policy or reuse off.", "no_reuse"),
+BY_TENANT: tuple[tuple[str, str, str, Callable[[TenantMetrics], int]], ...] = (
+    ("kvstrata_gate_in_flight_requests", "gauge", "Requests being answered.", lambda one: one.in_flight),
+    ("kvstrata_gate_prompt_tokens_total", "counter", "Prompt tokens as the engine reports them.",
+     lambda one: one.prompt_tokens),
+    ("kvstrata_gate_completion_tokens_total", "counter", "Generated tokens as the engine reports them.",
+     lambda one: one.completion_tokens),
+    ("kvstrata_gate_cached_prompt_tokens_total", "counter",
+     "Prompt tokens that came from the cache, as the engine reports them.", lambda one: one.cached_tokens),
+    ("kvstrata_gate_no_reuse_requests_total", "counter",
+     "Requests served with a random salt: unknown tenant, stale policy or reuse off.", lambda one: one.no_reuse),
 )  # fmt: skip
-"""Families by tenant: name, kind, help and field of TenantMetrics."""
+"""Families by tenant: name, kind, help and value."""
 
 
 @dataclass(eq=False)
@@ -89,8 +91,8 @@ class Metrics:
         )
         yield from family("kvstrata_gate_requests_total", "counter", "Answers by tenant, path and status.", answers)
         for name, kind, text, figure in BY_TENANT:
-            rows = [({"tenant": tenant}, getattr(numbers, figure)) for tenant, numbers in tenants]
-            yield from family(f"kvstrata_gate_{name}", kind, text, rows)
+            rows = [({"tenant": tenant}, figure(numbers)) for tenant, numbers in tenants]
+            yield from family(name, kind, text, rows)
         yield from family(
             "kvstrata_gate_uncounted_answers_total", "counter",
             "Answers whose tokens, or the cached ones among them, the engine did not report in full.",
@@ -135,16 +137,16 @@ def _memory(rows: Sequence[ScopeUsage], most: int) -> Iterator[str]:
         used_bytes, blocks = rest.get(row.tier, (0, 0))
         rest[row.tier] = (used_bytes + row.used_bytes, blocks + row.blocks)
     shown += [(OTHER, ScopeUsage(OTHER, tier, *sums)) for tier, sums in sorted(rest.items())]
-    for name, text in (
-        ("used_bytes", "Bytes that a scope holds in the cache server's memory."),
-        ("blocks", "Blocks that a scope holds in the cache server's memory."),
-        ("limit_bytes", "Maximum for a scope there, if it has one."),
-        ("guaranteed_bytes", "Bytes kept for a scope there."),
+    for name, text, figures in (
+        ("used_bytes", "Bytes that a scope holds in the cache server's memory.", [row.used_bytes for _, row in shown]),
+        ("blocks", "Blocks that a scope holds in the cache server's memory.", [row.blocks for _, row in shown]),
+        ("limit_bytes", "Maximum for a scope there, if it has one.", [row.limit_bytes for _, row in shown]),
+        ("guaranteed_bytes", "Bytes kept for a scope there.", [row.guaranteed_bytes for _, row in shown]),
     ):
         series = [
             ({"scope": scope, "tier": row.tier}, figure)
-            for scope, row in shown
-            if (figure := getattr(row, name)) is not None
+            for (scope, row), figure in zip(shown, figures, strict=True)
+            if figure is not None
         ]
         yield from family(f"kvstrata_gate_memory_{name}", "gauge", text, series)
 
