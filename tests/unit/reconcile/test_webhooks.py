@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.reconcile.children import writer_of
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
@@ -75,3 +76,40 @@ def test_what_was_rewritten_is_an_event_of_the_owner() -> None:
     message = f"Deployment kvs-tiny: {changed} is stored otherwise than written, as by an admission webhook"
     assert ("CachedModel", message) in told
     assert len([one for one in events if one["reason"] == "ChildRewritten"]) == len(told), "once each"
+
+
+def test_a_writer_that_changes_a_child_again_and_again_is_named_and_answered_ever_later() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
+    simulation.come_to_rest()
+    slot = "Deployment", NAMESPACE, "kvs-tiny"
+    wanted = simulation.kube.objects[slot]["spec"]["replicas"]
+    repairs = 0
+    for _ in range(300):
+        found = simulation.kube.objects[slot]
+        if found["spec"]["replicas"] == wanted:
+            repairs += 1
+            simulation.kube.put({**found, "spec": {**found["spec"], "replicas": 7}}, "keel")
+        simulation.advance(1)
+    assert 2 < repairs < 12
+    conditions = str(simulation.status("CachedModel", "tiny")["conditions"])
+    assert "changes spec.replicas of Deployment kvs-tiny; it is put back" in conditions
+    events = [one for (kind, _, _), one in simulation.kube.objects.items() if kind == "Event"]
+    assert [one["message"] for one in events if one["reason"] == "ChildChanged"] == [
+        "Deployment kvs-tiny: another writer changed spec.replicas; it is put back"
+    ]
+    simulation.advance(600)
+    assert simulation.kube.objects[slot]["spec"]["replicas"] == wanted
+
+
+def test_the_writer_of_a_field_is_its_newest_manager_beside_the_operator() -> None:
+    def entry(manager: str, time: str, field: str) -> dict[str, Any]:
+        return {"manager": manager, "time": time, "fieldsV1": {"f:spec": {f"f:{field}": {}}}}
+
+    entries = [
+        entry("kvstrata-cachedmodel", "2026-01-01T00:00:09Z", "replicas"),
+        entry("old", "2026-01-01T00:00:01Z", "replicas"),
+        entry("keel", "2026-01-01T00:00:02Z", "replicas"),
+        entry("kube-controller-manager", "2026-01-01T00:00:08Z", "paused"),
+    ]
+    assert writer_of({"metadata": {"managedFields": entries}}, "spec.replicas") == "keel"
+    assert writer_of({"metadata": {}}, "spec.replicas") == "another writer"

@@ -41,6 +41,18 @@ from .refs import Key
 
 LiveObject = Mapping[str, Any]
 
+
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """A field of a child that another writer, `by`, changed after it was written, and how often it was put back. The
+    next time is not before `due`."""
+
+    field: str
+    by: str
+    repairs: int
+    due: datetime
+
+
 OBJECTS = {
     "CacheDomain": "domains", "CacheTier": "tiers", "CachedModel": "models", "TenantCachePolicy": "policies",
     "TenantGroup": "groups", "PrefixPool": "pools", "CacheInvalidation": "invalidations",
@@ -133,6 +145,7 @@ class World:
     owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     foreign: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     rewritten: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    disputes: dict[tuple[str, str], Dispute] = field(default_factory=dict)
     refused: dict[Key, str] = field(default_factory=dict)
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
     pods: dict[str, dict[str, Pod]] = field(default_factory=lambda: defaultdict(dict))

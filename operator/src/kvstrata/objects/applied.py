@@ -30,12 +30,11 @@ def is_applied(
     those fields as the API server answered the write, where an admission webhook changed them."""
     if live is None:
         return False
-    stamp = _stamp(desired)
-    if (live["metadata"].get("annotations") or {}).get(APPLIED) != stamp:
+    if not has_stamp_of(live, desired):
         return False
     if contains(live, desired):
         return True
-    return rewritten is not None and _stamp(rewritten) == stamp and part_of(live, desired) == rewritten
+    return rewritten is not None and has_stamp_of(rewritten, desired) and part_of(live, desired) == rewritten
 
 
 def missing(
@@ -108,8 +107,9 @@ def _paired(live: Any, desired: list[Any] | tuple[Any, ...], *, in_template: boo
     return live if len(live) == len(desired) else None
 
 
-def _stamp(desired: Mapping[str, Any]) -> Any:
-    return desired["metadata"]["annotations"][APPLIED]
+def has_stamp_of(live: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
+    """Whether the last content that was applied is this one."""
+    return bool((live["metadata"].get("annotations") or {}).get(APPLIED) == desired["metadata"]["annotations"][APPLIED])
 
 
 def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

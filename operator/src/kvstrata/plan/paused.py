@@ -40,5 +40,10 @@ def unwritten(world: World, owner: Resource, children: Iterable[Mapping[str, Any
         live, rewritten = world.children.get(slot), world.rewritten.get(slot)
         if slot[0] in WORKLOADS and missing(world.memo, live, child, rewritten) is not None:
             writing = Decision(SharedReason.ROLLING_OUT, f"the {slot[0]} is being written")
+            if (dispute := world.disputes.get(slot)) is not None:
+                disputed = (
+                    f"{dispute.by} changes {dispute.field} of {slot[0]} {slot[1]}; it is put back: stop that writer"
+                )
+                writing = Decision(SharedReason.ROLLING_OUT, disputed)
             return WHILE_PAUSED if is_paused(owner) else writing
     return None
