@@ -88,7 +88,7 @@ def test_a_writer_that_changes_a_child_again_and_again_is_named_and_answered_eve
         found = simulation.kube.objects[slot]
         if found["spec"]["replicas"] == wanted:
             repairs += 1
-            simulation.kube.put({**found, "spec": {**found["spec"], "replicas": 7}}, "keel")
+            simulation.put({**found, "spec": {**found["spec"], "replicas": 7}})
         simulation.advance(1)
     assert 2 < repairs < 12
     conditions = str(simulation.status("CachedModel", "tiny")["conditions"])
