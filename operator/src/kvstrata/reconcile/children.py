@@ -33,7 +33,7 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 PEACE = timedelta(minutes=5)
-"""The longest time between repairs of a child that others change; after so long without a change they begin anew."""
+"""The longest time between repairs of a child that others change; after so long without a change they begin again."""
 
 
 class Children:
