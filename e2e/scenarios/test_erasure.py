@@ -15,24 +15,25 @@ from typing import Any
 import pytest
 
 from e2e.product.calls import Hits, Replica
-from e2e.product.chapters import ACME_KEY, DOCS_KEY, GLOBEX_KEY, MODEL, SPARE, Stage, keyspace_of
+from e2e.product.chapters import ACME_KEY, DOCS_KEY, GLOBEX_KEY, MODEL, SPARE, Stage, _object, keyspace_of
+from e2e.product.guest import guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, fresh_name, wait_until
+from e2e.product.pools import fresh_prefix, pool, pool_keyspaces
 from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, beginning, fresh_prompt, shared
 from e2e.product.receipts import Receipts
 from e2e.product.receipts import run as run_plugin
 from e2e.product.shared_tier import roomy
 from e2e.product.tier_contents import tier_contents
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.claim("an erased tenant and an erased prefix are found nowhere, receipts prove it, all others stay"),
-]
+pytestmark = pytest.mark.cluster
 
 CONDITIONS = ("LogicallyInvalid", "Verified", "Complete")
 CLAIMS = ("Unreachable", "Erased", "Verified")
 REVOKED = "KeysRevoked"
-"""A condition, and a claim of a receipt: a tenant has keys of its own, a prefix has none."""
+"""A condition, and a claim of a receipt: a scope has keys of its own, a prefix has none."""
+
+GROUP, MEMBERS, POOL = "bench", ("left", "right"), "manual"
 
 Scope = dict[str, Any]
 
@@ -64,6 +65,7 @@ def neighbour(stage: Stage) -> Iterator[None]:
         yield
 
 
+@pytest.mark.claim("an erased tenant and an erased prefix are found nowhere, receipts prove it, all others stay")
 def test_a_tenant_and_prefixes_of_another_are_erased_and_no_tenant_loses_anything_else(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -74,9 +76,7 @@ def test_a_tenant_and_prefixes_of_another_are_erased_and_no_tenant_loses_anythin
         prompts = _asked(stage)
         before = redis.names(globex) - older
         orders = _orders(prompts)
-        kubectl.apply(*(_order(name, scope) for name, scope in orders.items()))
-        for name, scope in orders.items():
-            _is_carried_out(stage, name, scope)
+        _carry_out(stage, orders)
         assert redis.blocks(acme) == []
         assert len(before - redis.names(globex)) == len(prompts.leaked) * PREFIX_CHUNKS
     assert keyspace_of(kubectl, "globex") == globex, "a prefix was erased, and its tenant's other blocks out of reach"
@@ -84,6 +84,38 @@ def test_a_tenant_and_prefixes_of_another_are_erased_and_no_tenant_loses_anythin
     _no_replica_finds_what_was_erased(stage, prompts)
     _engines_forgot_what_the_tiers_have_kept(stage, prompts)
     _receipts_prove_it(stage, orders, tmp_path)
+
+
+def test_a_group_a_pool_and_a_whole_namespace_are_erased(stage: Stage, tmp_path: Path) -> None:
+    kubectl, where = stage.kubectl, (stage.first, stage.second)
+    shares = {"isolation": "Group", "groupRef": {"name": GROUP}}
+    orders: dict[str, Scope] = {fresh_name("group"): {"group": GROUP}, fresh_name("pool"): {"pool": POOL}}
+    everything = {fresh_name("everything"): {"all": True}}
+    kubectl.apply(_object("TenantGroup", GROUP, {"members": list(MEMBERS), "sharing": "Full"}))
+    try:
+        with guests(stage, MEMBERS, shares) as keys, pool(stage, POOL, fresh_prefix()), tier_contents(kubectl) as redis:
+            of_group = shared(*where, keys[MEMBERS[0]], 2)
+            keyspaces = [keyspace_of(kubectl, MEMBERS[1]), *pool_keyspaces(kubectl, POOL)]
+            assert all(redis.blocks(keyspace) for keyspace in keyspaces)
+            _carry_out(stage, orders)
+            assert [redis.blocks(keyspace) for keyspace in keyspaces] == [[]] * len(keyspaces)
+            for replica, prompt in zip(where, of_group, strict=True):
+                assert replica.found(keys[MEMBERS[1]], prompt) == 0, f"{replica.pod} finds blocks of the group"
+            of_acme = shared(*where, ACME_KEY, 2)
+            keyspaces = [keyspace_of(kubectl, tenant) for tenant in ("acme", "globex", MEMBERS[0])]
+            _carry_out(stage, everything)
+            assert [redis.blocks(keyspace) for keyspace in keyspaces] == [[]] * len(keyspaces)
+            for replica, prompt in zip(where, of_acme, strict=True):
+                assert replica.found(ACME_KEY, prompt) == 0, f"{replica.pod} finds blocks of acme"
+            _receipts_prove_it(stage, orders | everything, tmp_path)
+    finally:
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantgroup", GROUP)
+
+
+def _carry_out(stage: Stage, orders: dict[str, Scope]) -> None:
+    stage.kubectl.apply(*(_order(name, scope) for name, scope in orders.items()))
+    for name, scope in orders.items():
+        _is_carried_out(stage, name, scope)
 
 
 def _asked(stage: Stage) -> Prompts:
@@ -109,7 +141,7 @@ def _is_carried_out(stage: Stage, name: str, scope: Scope) -> None:
     status = wait_until(f"{name} is over", lambda: _over(stage.kubectl, name))
     assert status["phase"] == "Complete", json.dumps(status)
     conditions = {one["type"]: one for one in status["conditions"]}
-    for wanted in (*CONDITIONS, *([REVOKED] if "tenant" in scope else [])):
+    for wanted in (*CONDITIONS, *([REVOKED] if "prefix" not in scope else [])):
         assert conditions[wanted]["status"] == "True", conditions[wanted]
     stage.report(f"{name}: {status['message']}")
 
@@ -149,7 +181,7 @@ def _receipts_prove_it(stage: Stage, orders: dict[str, Scope], folder: Path) -> 
     stage.report(receipts.verified)
     pods = {_uid(stage, where) for where in (stage.first, stage.second)}
     for name, scope in orders.items():
-        receipt = receipts.of(name, *CLAIMS, *([REVOKED] if "tenant" in scope else []))
+        receipt = receipts.of(name, *CLAIMS, *([REVOKED] if "prefix" not in scope else []))
         facts = json.loads(receipt.read_text())["record"]["erasure"]
         assert pods <= {pod["uid"] for pod in facts["pods"] if pod["engineReset"]}
         assert "EngineMemory" not in {item["kind"] for item in facts["residue"]}
