@@ -93,7 +93,11 @@ def test_a_group_a_pool_and_a_whole_namespace_are_erased(stage: Stage, tmp_path:
     everything = {fresh_name("everything"): {"all": True}}
     kubectl.apply(_object("TenantGroup", GROUP, {"members": list(MEMBERS), "sharing": "Full"}))
     try:
-        with guests(stage, MEMBERS, shares) as keys, pool(stage, POOL, fresh_prefix()), tier_contents(kubectl) as redis:
+        with (
+            guests(stage, MEMBERS, shares) as keys,
+            pool(stage, POOL, fresh_prefix(), readers={"tenants": ["acme"]}),
+            tier_contents(kubectl) as redis,
+        ):
             of_group = shared(*where, keys[MEMBERS[0]], 2)
             keyspaces = [keyspace_of(kubectl, MEMBERS[1]), *pool_keyspaces(kubectl, POOL)]
             assert all(redis.blocks(keyspace) for keyspace in keyspaces)
