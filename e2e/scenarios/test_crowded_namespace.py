@@ -1,7 +1,8 @@
 """A crowded namespace: denied connections, a quota, a webhook that adds containers, objects of others, two releases.
 
 All that should be Ready is, a tenant finds its blocks in its tier, objects of others stay unchanged, and at rest no
-operator writes anything. The webhook serves on this machine, so this needs the local cluster.
+operator writes anything. Last, one release hands over to the other, and back, while a tenant asks. The webhook serves
+on this machine, so this needs the local cluster.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from e2e.product.release import (
     PODS,
     Raw,
     Release,
+    annotate,
     api_object,
     namespace,
     release,
@@ -38,6 +40,8 @@ from e2e.product.release import (
 )
 from e2e.product.shared_tier import TIER
 from e2e.product.tier_contents import tier_contents
+from e2e.product.traffic import Caller, traffic
+from kvstrata.plan.claim import SERVED_BY
 
 pytestmark = pytest.mark.cluster
 
@@ -126,14 +130,9 @@ def test_objects_of_others_are_named_all_at_once_and_stay_unchanged(kubectl: Kub
 
 
 def test_the_release_that_came_second_names_the_first_and_writes_nothing_else(kubectl: Kubectl, crowd: Crowd) -> None:
-    claim = kubectl.get("cachedomain", "default", SERVED)["status"]["servedBy"]
+    claim = _claim(kubectl)
     assert (claim["namespace"], claim["release"]) == (crowd.serves.namespace, crowd.serves.name)
-
-    def reported() -> list[Raw]:
-        chosen = "--field-selector=reason=ServedByAnother"
-        return list(json.loads(kubectl.run("-n", SERVED, "get", "events", chosen, "-o", "json"))["items"])
-
-    events = wait_until("the second release reports the first", reported)
+    events = wait_until("the second release reports the first", lambda: _standing_back(kubectl))
     assert f"the operator in namespace {crowd.serves.namespace} (release {crowd.serves.name})" in events[0]["message"]
     assert f"{crowd.stands_back.namespace} (release {crowd.stands_back.name}) writes nothing" in events[0]["message"]
 
@@ -155,6 +154,90 @@ def test_at_rest_neither_operator_writes_and_the_webhook_is_not_asked(kubectl: K
         assert written == [], f"release {name} writes at rest"
     assert [review for review in crowd.webhook.reviews[asked:] if review.namespace == SERVED] == []
     wait_settled(kubectl, SERVED, but=f"cachedmodel/{TAKEN}")
+
+
+def test_a_release_hands_over_under_traffic_and_back_with_epochs_keyspaces_and_blocks_intact(
+    kubectl: Kubectl, crowd: Crowd
+) -> None:
+    (pod,) = _pods(kubectl, f"{PODS}={MODEL}")
+    former, heir = _claim(kubectl)["uid"], _inherit(kubectl, crowd.serves, crowd.stands_back)
+    with tier_contents(kubectl, TIER, SERVED) as redis, replica(kubectl, SERVED, MODEL, pod_names([pod])[0]) as where:
+        keyspace, prompt = keyspace_of(kubectl, "acme", namespace=SERVED), fresh_prompt()
+        before = redis.names(keyspace)
+        where.ask(ACME_KEY, prompt)
+        wait_until(
+            "its blocks are in the tier",
+            lambda: len(redis.names(keyspace) - before) >= WHOLE_CHUNKS // CHUNK_TOKENS,
+        )
+        kept, stored = _kept(kubectl), redis.names(keyspace) - before
+        with traffic(Caller(where, "acme", ACME_KEY, lambda: prompt)) as running:
+            running.wait_for(3)
+            try:
+                _hand_over(kubectl, crowd.stands_back, heir)
+                assert _kept(kubectl) == kept
+                running.wait_for(3)
+            finally:  # The fixture's end needs the first one.
+                _hand_over(kubectl, crowd.serves, former)
+            running.wait_for(3)
+        print(running.account)
+        assert not running.account.failed, str(running.account)
+        assert _kept(kubectl) == kept
+        assert stored <= redis.names(keyspace)
+        assert where.found(ACME_KEY, prompt) >= WHOLE_CHUNKS
+    assert _of_others(kubectl) == crowd.foreign
+
+
+def _claim(kubectl: Kubectl) -> Raw:
+    """The installation that claims the namespace."""
+    found: Raw = kubectl.get("cachedomain", "default", SERVED)["status"]["servedBy"]
+    return found
+
+
+def _standing_back(kubectl: Kubectl) -> list[Raw]:
+    """The Events of releases that leave the namespace to another."""
+    chosen = "--field-selector=reason=ServedByAnother"
+    return list(json.loads(kubectl.run("-n", SERVED, "get", "events", chosen, "-o", "json"))["items"])
+
+
+def _inherit(kubectl: Kubectl, former: Release, heir: Release) -> str:
+    """Start a release with the authority and the records of another; return the id by which it is chosen then."""
+    heir.stop()
+    copies = []
+    for one in json.loads(kubectl.run("-n", former.namespace, "get", "secrets,configmaps", "-o", "json"))["items"]:
+        if one["metadata"]["name"].startswith("kvstrata-"):
+            kept = {key: value for key, value in one["metadata"].items() if key in ("name", "labels", "annotations")}
+            copies.append({**one, "metadata": {**kept, "namespace": heir.namespace}})
+    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": copies})
+    kubectl.run("replace", "--force", "-f", "-", stdin=document)
+    kubectl.run("-n", SERVED, "delete", "events", "--field-selector=reason=ServedByAnother")
+    heir.start()
+    events = wait_until("the second release reports its id", lambda: _standing_back(kubectl))
+    return str(events[0]["message"]).rpartition(f"{SERVED_BY}: ")[2]
+
+
+def _hand_over(kubectl: Kubectl, to: Release, uid: str) -> None:
+    """Have a release serve the namespace; return once it enforces a new policy."""
+    annotate(kubectl, "CacheDomain", "default", SERVED, SERVED_BY, uid)
+    wait_until(f"release {to.name} claims the namespace", lambda: _claim(kubectl)["uid"] == uid)
+    policy = {"tenant": to.name, "isolation": "Isolated", "deletionPolicy": "Abandon"}
+    kubectl.apply(api_object("TenantCachePolicy", to.name, SERVED, policy))
+    wait_settled(kubectl, SERVED, but=f"cachedmodel/{TAKEN}")
+
+
+def _kept(kubectl: Kubectl) -> list[Any]:
+    """The identity, epochs, keyspace and key of the domain, and the pods: a hand-over changes none of them."""
+    domain = kubectl.get("cachedomain", "default", SERVED)["status"]
+    policy = kubectl.get("tenantcachepolicy", "acme", SERVED)["status"]
+    key = kubectl.get("secret", "kvstrata-domain", SERVED)["data"]
+    pods = [one["metadata"]["uid"] for selector in (PODS, "kvstrata.io/tier") for one in _pods(kubectl, selector)]
+    return [
+        domain["domainID"],
+        domain["scope"],
+        policy["scope"],
+        keyspace_of(kubectl, "acme", namespace=SERVED),
+        key,
+        pods,
+    ]
 
 
 def _writes(crowd: Crowd) -> dict[str, OperatorWrites]:

@@ -2,15 +2,15 @@
 
 Pods and ReplicaSets are not restored; Deployments and StatefulSets make others. In its own namespace, with the
 installation that it had, the objects are taken back while the model answers. Elsewhere, under another installation,
-they are foreign: all of them are named, and taken over by an annotation. Objects that only lose their owner are taken
-back with their pods.
+they are foreign: all of them are named with the command that annotates them, and then replaced. Objects that only lose
+their owner are taken back with their pods.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -18,12 +18,11 @@ from e2e.product.caller_pod import CallerPod, caller_pod
 from e2e.product.calls import replica
 from e2e.product.chapters import ACME_KEY, MODEL
 from e2e.product.install import READY_TIMEOUT_S
-from e2e.product.kubectl import Kubectl, pod_names, wait_until
+from e2e.product.kubectl import CommandError, Kubectl, pod_names, wait_until
 from e2e.product.prompts import WHOLE_CHUNKS, fresh_prompt
-from e2e.product.release import PODS, Raw, Release, annotate, namespace, release, small_domain, wait_settled
+from e2e.product.release import PODS, Raw, Release, namespace, release, small_domain, wait_settled
 from e2e.product.shared_tier import TIER
 from kvstrata.objects.mark import MARK, parent_of
-from kvstrata.plan.ownership import TAKE_OVER
 
 pytestmark = pytest.mark.cluster
 
@@ -36,7 +35,6 @@ KEPT = ("name", "namespace", "labels", "annotations")
 """The metadata that backup tools restore."""
 
 MADE_BY_KUBERNETES = ("ServiceAccount", "default")
-IN_PLACE = ("Deployment", "StatefulSet")
 DOMAIN, REDIS, SERVES = ("CacheDomain", "default"), ("CacheTier", TIER), ("CachedModel", MODEL)
 SHARDS = f"kvs-{MODEL}-bundle-"
 NOT_NEEDED_YET = (f"Secret {SHARDS}", "Secret kvstrata-data-keys-")
@@ -106,7 +104,7 @@ def test_a_restored_namespace_is_taken_back_while_its_model_answers(
         _serves_from_its_cache(kubectl, SERVED)
 
 
-def test_a_namespace_restored_elsewhere_is_named_object_by_object_and_taken_over_as_listed(
+def test_a_namespace_restored_elsewhere_is_named_object_by_object_and_replaced_once_annotated(
     kubectl: Kubectl, backup: list[Raw]
 ) -> None:
     expected = _expected(backup)
@@ -124,29 +122,29 @@ def test_a_namespace_restored_elsewhere_is_named_object_by_object_and_taken_over
 
         for parent in PARENTS:
             # Tiers and models wait for the domain's key.
-            names = _in_the_way(kubectl, parent, expected[parent])
-            print(f"{parent[0]} {parent[1]}: {names}")
+            command = _in_the_way(kubectl, parent, expected[parent])
+            print(f"{parent[0]} {parent[1]}: kubectl {' '.join(command)}")
             if parent == DOMAIN:
                 now = _children(kubectl, ELSEWHERE)
                 assert {slot: now.get(slot) for slot in before} == before, "an object of others was written"
-                annotate(kubectl, *DOMAIN, ELSEWHERE, TAKE_OVER, names)
+                kubectl.run(*command)
 
         def all_taken_over() -> bool:
             for parent in PARENTS:
-                # A shard of the bundle is named by a root that was in the way itself.
-                if names := _proposed(kubectl, parent):
-                    annotate(kubectl, *parent, ELSEWHERE, TAKE_OVER, names)
+                # A shard of the bundle is named by a root that was in the way itself. One that the status still names
+                # may be deleted.
+                if command := _proposed(kubectl, parent):
+                    with suppress(CommandError):
+                        kubectl.run(*command)
             lost = [one for one in _orphans(kubectl, ELSEWHERE) if not one.startswith(NOT_NEEDED_YET)]
             return not any(_proposed(kubectl, parent) for parent in PARENTS) and not lost
 
         wait_until("nothing is in the way", all_taken_over, every_s=2)
-        for parent in PARENTS:
-            annotate(kubectl, *parent, ELSEWHERE, TAKE_OVER, None)
         wait_settled(kubectl, ELSEWHERE)
         after = _children(kubectl, ELSEWHERE)
         for slot, one in before.items():
-            if slot[0] in IN_PLACE:
-                assert after[slot]["metadata"]["uid"] == one["metadata"]["uid"], f"{slot} was made again"
+            if parent_of(one) in PARENTS and not f"{slot[0]} {slot[1]}".startswith(NOT_NEEDED_YET):
+                assert after[slot]["metadata"]["uid"] != one["metadata"]["uid"], f"{slot} was not made again"
         for name in ("kvstrata-domain", f"kvs-{TIER}-redis-auth", f"kvs-{MODEL}-gate-tls"):
             assert after["Secret", name]["data"] != before["Secret", name]["data"], f"{name} may be known to others"
         _serves_from_its_cache(kubectl, ELSEWHERE)
@@ -244,22 +242,22 @@ def _expected(backup: Sequence[Raw]) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def _proposed(kubectl: Kubectl, parent: tuple[str, str]) -> str:
-    """The annotation that the parent's NameConflict proposes; empty without one."""
+def _proposed(kubectl: Kubectl, parent: tuple[str, str]) -> list[str]:
+    """The arguments of kubectl that the parent's NameConflict proposes; empty without one."""
     stalled = kubectl.condition(*parent, ELSEWHERE, "Stalled")
     if (stalled.get("status"), stalled.get("reason")) != ("True", "NameConflict"):
-        return ""
-    return str(stalled["message"]).partition(f'{TAKE_OVER}: "')[2].partition('"')[0]
+        return []
+    return str(stalled["message"]).partition(": kubectl ")[2].split()
 
 
-def _in_the_way(kubectl: Kubectl, parent: tuple[str, str], expected: set[str]) -> str:
-    """Wait until the parent names at least the expected objects; return the annotation that it proposes."""
+def _in_the_way(kubectl: Kubectl, parent: tuple[str, str], expected: set[str]) -> list[str]:
+    """Wait until the parent names at least the expected objects; return the arguments of kubectl that it proposes."""
 
-    def all_of_them() -> str:
-        names = _proposed(kubectl, parent)
-        return names if {one.rpartition("/")[0] for one in names.split(",")} >= expected else ""
+    def all_of_them() -> list[str]:
+        command = _proposed(kubectl, parent)
+        return command if expected <= set(command) else []
 
-    return str(wait_until(f"{parent[0]} {parent[1]} names every foreign object", all_of_them))
+    return list(wait_until(f"{parent[0]} {parent[1]} names every foreign object", all_of_them))
 
 
 def _serves_from_its_cache(kubectl: Kubectl, where: str) -> None:

@@ -236,6 +236,20 @@ def test_one_that_takes_a_childs_place_while_no_operator_looks_is_left_alone(wor
         world.wait_for_child("CachedModel", "absent", kind, name)
 
 
+def test_annotated_objects_are_replaced_also_where_no_write_could_change_them(world: World) -> None:
+    """The selector of a Deployment and the role of a RoleBinding cannot be changed."""
+    given = [("Deployment", "kvs-given"), ("RoleBinding", "kvs-given"), ("Secret", "kvs-given-gate-tls")]
+    for kind, name in given:
+        world.server.apply(foreign_object(kind, name))
+    world.server.apply(owner_object("CachedModel", "given"))
+    for kind, name in given:
+        world.wait_for_conflict("CachedModel", "given", kind, name)
+    world.server.kubectl(*world.in_the_way("CachedModel", "given").partition(": kubectl ")[2].split())
+    for kind, name in given:
+        world.wait_for_child("CachedModel", "given", kind, name)
+        assert "app" not in (world.live(kind, name) or {})["metadata"]["labels"], "something of it remained"
+
+
 def test_a_domains_key_is_drawn_where_nobody_has_its_name(world: World) -> None:
     world.server.apply(foreign_object("Secret", "kvstrata-domain", "key"))
     group = objects.group("research", "acme")

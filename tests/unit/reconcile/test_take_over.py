@@ -1,4 +1,4 @@
-"""Foreign objects that the user of a parent takes over, by an annotation that lists them."""
+"""Foreign objects that are taken over: their own annotation names the parent that may have their name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from kvstrata.objects import names
 from kvstrata.plan.ownership import TAKE_OVER
-from tests.support.objects import Raw, policy
+from tests.support.objects import NAMESPACE, Raw, policy
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.test_foreign_objects import (
     DOMAIN,
@@ -18,57 +18,66 @@ from tests.unit.reconcile.test_foreign_objects import (
     in_the_way,
     live,
     owners,
+    replace_by_foreign,
 )
 from tests.unit.reconcile.test_taking_back import as_backup_tools_do, settled
 
-
-def annotate(simulation: Simulation, owner: tuple[str, str], listed: str) -> None:
-    raw = live(simulation, *owner)
-    simulation.put({**raw, "metadata": {**raw["metadata"], "annotations": {TAKE_OVER: listed}}})
+Slot = tuple[str, str]
 
 
-def proposed(message: str) -> str:
-    """The annotation that a message proposes."""
-    return message.partition(f'{TAKE_OVER}: "')[2].partition('"')[0]
+def annotate(simulation: Simulation, slot: Slot, value: str) -> None:
+    raw = live(simulation, *slot)
+    annotations = {**raw["metadata"].get("annotations", {}), TAKE_OVER: value}
+    simulation.put({**raw, "metadata": {**raw["metadata"], "annotations": annotations}})
 
 
-def listing(raw: Raw) -> str:
-    return f"{raw['kind']}/{raw['metadata']['name']}/{raw['metadata']['uid']}"
+def proposed(simulation: Simulation, owner: Slot) -> list[Slot]:
+    """The objects of the command that the owner's message ends with; empty without a conflict."""
+    message = in_the_way(simulation, owner)
+    if not message:
+        return []
+    before, _, command = message.partition(": kubectl ")
+    where, verb, *listed, value = command.removeprefix("-n ").split()
+    assert (where, verb, value) == (NAMESPACE, "annotate", f"{TAKE_OVER}={owner[0]}/{owner[1]}")
+    found = [(kind, name) for kind, _, name in (one.partition("/") for one in listed)]
+    assert ", ".join(map(" ".join, found)) in before
+    return found
+
+
+def take_over(simulation: Simulation, owner: Slot) -> list[Slot]:
+    """Run the command of the owner's message; return its objects."""
+    found = proposed(simulation, owner)
+    for slot in found:
+        annotate(simulation, slot, "/".join(owner))
+    return found
 
 
 @EACH_CHILD
-def test_a_listed_object_is_taken_over_with_content_of_its_new_parent(
-    kind: str, name: str, owner: tuple[str, str]
-) -> None:
+def test_an_annotated_object_is_replaced_and_nothing_of_it_remains(kind: str, name: str, owner: Slot) -> None:
     simulation = Simulation(foreign(kind, name), *OBJECTS)
     simulation.advance(60)
-    listed = proposed(in_the_way(simulation, owner))
     before: Raw = live(simulation, kind, name)
-    assert listed == listing(before)
-    annotate(simulation, owner, listed)
+    assert take_over(simulation, owner) == [(kind, name)]
     simulation.advance(30)
     simulation.come_to_rest()
     after = live(simulation, kind, name)
     assert owners(after) == [owner]
     assert in_the_way(simulation, owner) == ""
-    if kind in ("Deployment", "StatefulSet"):
-        assert after["metadata"]["uid"] == before["metadata"]["uid"], "its pods stay"
-    else:
-        assert "mine" not in after.get("data", {})
-        assert after.get("spec", {}).get("selector", {}).get("app") != "somebody"
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert TAKE_OVER not in after["metadata"].get("annotations", {}), "a permission is used once"
+    assert "app" not in after["metadata"]["labels"]
+    assert "mine" not in after.get("data", {})
+    assert "app" not in after.get("spec", {}).get("selector", {})
     assert simulation.unsettled() == {}
 
 
-def test_only_listed_objects_are_taken_over() -> None:
+def test_only_annotated_objects_are_taken_over() -> None:
     simulation = Simulation(foreign("Service", "kvs-tiny"), foreign("ServiceAccount", "kvs-tiny"), *OBJECTS)
     simulation.advance(60)
-    service = listing(live(simulation, "Service", "kvs-tiny"))
-    annotate(simulation, MODEL, f"{service}, Service/kvs-other/1")
+    annotate(simulation, ("Service", "kvs-tiny"), "CachedModel/tiny")
     before = live(simulation, "ServiceAccount", "kvs-tiny")
     simulation.advance(60)
-    message = in_the_way(simulation, MODEL)
-    assert "needs: ServiceAccount kvs-tiny." in message
-    assert service in proposed(message), "the proposed value keeps those that are listed"
+    assert proposed(simulation, MODEL) == [("ServiceAccount", "kvs-tiny")]
     assert live(simulation, "ServiceAccount", "kvs-tiny") == before
 
 
@@ -77,19 +86,15 @@ def test_every_conflict_is_named_at_once_labelled_or_not_secret_or_not(monkeypat
     monkeypatch.setattr("kvstrata.contract.policy.bundle.MAX_SHARD_BYTES", 600)
     simulation = as_backup_tools_do(settled(*map(policy, ("globex", "initech", "umbrella"))), b"another installation")
     simulation.advance(30)
-    taken = {owner: proposed(in_the_way(simulation, owner)).split(",") for owner in (TIER, DOMAIN)}
-    assert taken[DOMAIN] == [listing(live(simulation, "Secret", "kvstrata-domain"))]
-    annotate(simulation, DOMAIN, ",".join(taken[DOMAIN]))
+    assert take_over(simulation, DOMAIN) == [("Secret", "kvstrata-domain")]
     simulation.advance(30)
-    taken = {owner: proposed(in_the_way(simulation, owner)).split(",") for owner in (TIER, MODEL)}
-    assert len(taken[TIER]) == 6
-    assert [one.split("/")[1] for one in taken[MODEL] if "bundle" in one] == [
+    assert len(take_over(simulation, TIER)) == 6
+    taken = take_over(simulation, MODEL)
+    assert [name for _, name in taken if "bundle" in name] == [
         "kvs-tiny-bundle",
         *(names.bundle_shard("tiny", index, "a") for index in range(2)),
     ]
-    assert len(taken[MODEL]) == 11
-    for owner, listed in taken.items():
-        annotate(simulation, owner, ",".join(listed))
+    assert len(taken) == 11
     simulation.advance(60)
     assert in_the_way(simulation, MODEL) == ""
     simulation.come_to_rest()
@@ -101,7 +106,8 @@ def test_a_key_that_others_may_know_is_not_taken_over_with_its_secret() -> None:
     known["data"] = {names.DOMAIN_KEY_DATA_KEY: "a" * 43 + "="}
     simulation = Simulation(known, *OBJECTS)
     simulation.advance(30)
-    annotate(simulation, DOMAIN, listing(live(simulation, "Secret", names.DOMAIN_KEY_SECRET)))
+    assert take_over(simulation, DOMAIN) == [("Secret", names.DOMAIN_KEY_SECRET)]
+    simulation.advance(30)
     simulation.come_to_rest()
     drawn = live(simulation, "Secret", names.DOMAIN_KEY_SECRET)["data"][names.DOMAIN_KEY_DATA_KEY]
     assert drawn != "a" * 43 + "="
@@ -109,13 +115,25 @@ def test_a_key_that_others_may_know_is_not_taken_over_with_its_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    "listed", ["", "kvs-tiny", "Service/kvs-tiny", "Service/kvs-tiny/", "Service/kvs-tiny/other", ",,"]
+    "value", ["", "tiny", "CachedModel/", "CachedModel/other", "CacheTier/tiny", "CachedModel/tiny/"]
 )
-def test_an_annotation_that_names_no_object_takes_nothing_over(listed: str) -> None:
+def test_an_annotation_that_names_another_parent_takes_nothing_over(value: str) -> None:
     simulation = Simulation(foreign("Service", "kvs-tiny"), *OBJECTS)
-    annotate(simulation, MODEL, listed)
+    annotate(simulation, ("Service", "kvs-tiny"), value)
     simulation.advance(30)
     assert owners(live(simulation, "Service", "kvs-tiny")) == []
+    assert "Service kvs-tiny" in in_the_way(simulation, MODEL)
+
+
+def test_the_right_to_edit_a_model_takes_nothing_over() -> None:
+    """Its user may lack the right to Services; the operator has it, and must not act as a deputy."""
+    simulation = Simulation(foreign("Service", "kvs-tiny"), *OBJECTS)
+    simulation.advance(30)
+    before = live(simulation, "Service", "kvs-tiny")
+    for value in (f"Service/kvs-tiny/{before['metadata']['uid']}", "Service/kvs-tiny", "CachedModel/tiny"):
+        annotate(simulation, MODEL, value)
+        simulation.advance(60)
+        assert live(simulation, "Service", "kvs-tiny") == before
 
 
 @pytest.mark.parametrize("kind", ["Service", "Secret"])
@@ -123,7 +141,8 @@ def test_a_later_object_under_a_name_that_was_taken_over_is_not_taken_over_too(k
     name = {"Service": "kvs-tiny", "Secret": "kvs-tiny-gate-tls"}[kind]
     simulation = Simulation(foreign(kind, name), *OBJECTS)
     simulation.advance(60)
-    annotate(simulation, MODEL, proposed(in_the_way(simulation, MODEL)))
+    take_over(simulation, MODEL)
+    simulation.advance(30)
     simulation.come_to_rest()
     assert owners(live(simulation, kind, name)) == [MODEL]
     simulation.delete(kind, name, seen=False)
@@ -132,4 +151,23 @@ def test_a_later_object_under_a_name_that_was_taken_over_is_not_taken_over_too(k
     simulation.enqueue_all()
     simulation.advance(60)
     assert live(simulation, kind, name) == before
-    assert listing(before) in proposed(in_the_way(simulation, MODEL))
+    assert proposed(simulation, MODEL) == [(kind, name)]
+
+
+def test_an_object_that_replaced_the_annotated_one_is_left_alone() -> None:
+    """The deletion carries the UID of the object that was read."""
+    simulation = Simulation(foreign("Service", "kvs-tiny"), *OBJECTS)
+    simulation.advance(30)
+    take_over(simulation, MODEL)
+    came: list[Raw] = []
+
+    def come_between(verb: str, kind: str, name: str) -> None:
+        if (verb, kind, name) == ("delete", "Service", "kvs-tiny") and not came:
+            came.append({})
+            replace_by_foreign(simulation, kind, name)
+            came[0] = live(simulation, kind, name)
+
+    simulation.kube.before_write = come_between
+    simulation.advance(60)
+    assert came == [live(simulation, "Service", "kvs-tiny")]
+    assert proposed(simulation, MODEL) == [("Service", "kvs-tiny")]

@@ -94,9 +94,8 @@ class World:
     `policy_names`: by UID. `unsettled`: policies with a generation that was never enforced. `granting`: admitted bytes
     by tier in status writes under way. `owned`: kind and name of children that an object controls, by its UID.
     `foreign`: by kind and name of a foreign object, which watches do not show, the UID of the object that needs its
-    name, and its own. `rewritten`: by kind and name, fields of a child as the API server answered its last write, where
-    that is not as they were sent. `refused`: of bundles and a CacheDomain, the API server's reason to refuse the last
-    write.
+    name. `rewritten`: by kind and name, fields of a child as the API server answered its last write, where that is not
+    as they were sent. `refused`: of bundles and a CacheDomain, the API server's reason to refuse the last write.
 
     Keys: `sources` ConfigMap name and key; `renders` pod UID, then the prefix's digest; `warmed` pod UID, then the
     digits of the version's scope and that digest; `holdings` pod UID, then pool UID; `probes` pod UID; `event_looks`
@@ -143,7 +142,7 @@ class World:
     granting: dict[Key, Mapping[str, int]] = field(default_factory=dict)
     children: dict[tuple[str, str], LiveObject] = field(default_factory=dict)
     owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
-    foreign: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    foreign: dict[tuple[str, str], str] = field(default_factory=dict)
     rewritten: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     disputes: dict[tuple[str, str], Dispute] = field(default_factory=dict)
     refused: dict[Key, str] = field(default_factory=dict)

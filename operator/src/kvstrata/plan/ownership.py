@@ -14,13 +14,13 @@ from kvstrata.model.world import World
 from kvstrata.objects import labels, mark
 from kvstrata.plan.actions import Decision, ReadForeign, Remove, TakeBack
 
-Foreign = tuple[str, str, str]
-"""Kind, name and UID."""
+Foreign = tuple[str, str]
+"""Kind and name."""
 
 FOREIGN_S = 15.0
 TAKE_OVER = "kvstrata.io/take-over"
-"""Annotation of a parent: foreign objects, as Kind/name/UID with commas between, that it takes over. A later object
-under a listed name is not taken over."""
+"""Annotation of a foreign object: the parent, as Kind/name, that may have its name. It takes the right to change the
+foreign object: the right to create a parent is not enough."""
 
 
 def is_ours(
@@ -55,17 +55,23 @@ def has_our_label(live: Mapping[str, Any]) -> bool:
     return labels.OWNED.items() <= (live["metadata"].get("labels") or {}).items()
 
 
+def may_take_over(owner: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """Whether a foreign object's own annotation leaves its name to the object of reference `owner`."""
+    return bool((live["metadata"].get("annotations") or {}).get(TAKE_OVER) == f"{owner['kind']}/{owner['name']}")
+
+
 def conflicting(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> list[Foreign]:
     """Return every foreign object with a name that `owner` needs, except those to be taken over. `wanted` objects are
     compared with watches; further ones were found by writes."""
     reference = owner.owner_reference()
-    shown = [
-        (*slot, live["metadata"]["uid"])
+    shown = {
+        slot
         for child in wanted
         if (live := world.children.get(slot := (child["kind"], child["metadata"]["name"]))) is not None
         and not is_ours(world.mark_key, reference, live, child)
-    ]
-    return sorted({*shown, *foreign_of(world, owner)} - taken_over(owner)) if shown or world.foreign else []
+        and not may_take_over(reference, live)
+    }
+    return sorted(shown | foreign_of(world, owner))
 
 
 def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> Decision | None:
@@ -75,11 +81,11 @@ def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, A
         return None
     owner_kind = owner.INFO.kind
     way_out = "delete them" if owner_kind == CacheDomain.INFO.kind else f"delete them, rename the {owner_kind}"
-    taken = ", ".join(f"{kind} {name}" for kind, name, _ in found)
-    listed = ",".join(map("/".join, sorted({*found, *taken_over(owner)})))
+    taken = ", ".join(map(" ".join, found))
+    listed = " ".join(map("/".join, found))
     message = (
         f"objects of others have names that this {owner_kind} needs: {taken}. They are left alone; {way_out}, or have "
-        f'them taken over by its annotation {TAKE_OVER}: "{listed}"'
+        f"them taken over: kubectl -n {owner.namespace} annotate {listed} {TAKE_OVER}={owner_kind}/{owner.name}"
     )
     return Decision(SharedReason.NAME_CONFLICT, message)
 
@@ -89,7 +95,7 @@ def read_foreign(
 ) -> tuple[ReadForeign, ...]:
     """Return the order to read the foreign objects of a conflict again. `secrets` are names of Secrets that `owner`
     needs: those that it does not have are read as well, so that all are reported at once."""
-    found = [(kind, name) for kind, name, _ in conflicting(world, owner, wanted)]
+    found = conflicting(world, owner, wanted)
     lacking = {("Secret", name) for name in secrets if name not in world.secrets}
     return (ReadForeign(tuple(sorted({*found, *lacking})), owner.owner_reference()),) if found else ()
 
@@ -104,14 +110,7 @@ def foreign_wait_s(owner: Resource, now: datetime) -> float:
 
 def foreign_of(world: World, owner: Resource) -> frozenset[Foreign]:
     """Return foreign objects that writes found under names that `owner` needs, except those to be taken over."""
-    found = {(*slot, uid) for slot, (parent, uid) in world.foreign.items() if parent == owner.uid}
-    return frozenset(found - taken_over(owner))
-
-
-def taken_over(owner: Resource) -> frozenset[Foreign]:
-    """Return the foreign objects that the user of `owner` has taken over."""
-    named = (one.strip().split("/") for one in owner.metadata.annotations.get(TAKE_OVER, "").split(","))
-    return frozenset((one[0], one[1], one[2]) for one in named if len(one) == 3 and all(one))
+    return frozenset(slot for slot, parent in world.foreign.items() if parent == owner.uid)
 
 
 def left_by_predecessor(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> str | None:

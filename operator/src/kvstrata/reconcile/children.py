@@ -204,7 +204,7 @@ class Children:
         self._queue.add_all(self._store.observe(stored))
 
     async def read_foreign(self, key: Key, order: ReadForeign) -> None:
-        """Read foreign objects again; one that is gone wakes its parent."""
+        """Read foreign objects again; one that is gone, or may be taken over, wakes its parent."""
         for slot in order.slots:
             await self._look(key.namespace, *slot, order.owner)
 
@@ -222,7 +222,9 @@ class Children:
         waiting = domain.waiting((kind, name))
         if found is None:
             domain.foreign.pop((kind, name), None)
-        if found is None or domain.belongs_to(owner, found, desired):
+        else:
+            domain.belongs_to(owner, found, desired)
+        if (kind, name) not in domain.foreign:
             self._queue.add_all(waiting)
 
 

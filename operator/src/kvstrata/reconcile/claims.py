@@ -1,5 +1,5 @@
-"""Claims of objects under names that an object of the API needs: its own, foreign, or taken over by its user; and of
-objects in the operator's own namespace, which are never taken over."""
+"""Claims of objects under names that an object of the API needs: its own, foreign, or taken over; and of objects in
+the operator's own namespace, which are never taken over."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from kvstrata.clients.resources import BY_KIND
 from .domain_store import DomainStore
 
 log = logging.getLogger(__name__)
-
-IN_PLACE = ("Deployment", "StatefulSet")
-"""Kinds that are taken over with their pods."""
 
 
 class NameConflictError(KubeError):
@@ -41,17 +38,13 @@ async def claimed(
     found: Mapping[str, Any],
     desired: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any] | None:
-    """Return `found` if the object of reference `owner` may write it, None if it was deleted to be made again: a
-    foreign one that is taken over, of which fields and Secrets' contents must not stay. Raises NameConflictError, and
-    KubeError."""
+    """Return `found` if it belongs to the object of reference `owner`, None if it was a foreign one that is taken over:
+    it was deleted, by its UID, because nothing of it must stay. Raises NameConflictError, and KubeError."""
     if domain.belongs_to(owner, found, desired):
         return found
     kind, name = slot = found["kind"], found["metadata"]["name"]
-    if not domain.takes_over(owner, (*slot, found["metadata"]["uid"])):
+    if slot in domain.foreign:
         raise NameConflictError(kind, name)
-    domain.foreign.pop(slot)
     log.warning("a foreign object is taken over", extra={"child": f"{kind} {name}", "owner": owner["name"]})
-    if kind in IN_PLACE:
-        return found
     await kube.delete(BY_KIND[kind], domain.namespace, name, found["metadata"]["uid"])
     return None

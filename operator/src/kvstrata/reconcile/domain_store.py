@@ -17,7 +17,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import OBJECTS, Ending, World
-from kvstrata.plan.ownership import Foreign, is_ours, taken_over
+from kvstrata.plan.ownership import is_ours, may_take_over
 from kvstrata.reconcile.background import Clock
 from kvstrata.reconcile.parse import OWN_KINDS, unreadable
 
@@ -59,7 +59,7 @@ class DomainStore(World):
         before: Resource | None = objects.get(key.name)
         if before is not None and (after is None or (before.uid, before.generation) != (after.uid, after.generation)):
             # Its needs may have changed.
-            self.foreign = {slot: uids for slot, uids in self.foreign.items() if uids[0] != before.uid}
+            self.foreign = {slot: uid for slot, uid in self.foreign.items() if uid != before.uid}
         self.unreadable.pop(key, None)
         self.judged_epochs |= (_epochs(before) - _epochs(after)) & self.data_keys.keys()
         for policy in (before, after):
@@ -135,27 +135,23 @@ class DomainStore(World):
     def belongs_to(
         self, owner: Mapping[str, Any], live: Mapping[str, Any], desired: Mapping[str, Any] | None = None
     ) -> bool:
-        """Whether an object belongs to the one of reference `owner`, which needs its name; if not, record it as
-        foreign."""
+        """Whether an object belongs to the one of reference `owner`, which needs its name; if not, and it may not be
+        taken over either, record it as foreign."""
         slot = (live["kind"], live["metadata"]["name"])
-        if is_ours(self.mark_key, owner, live, desired):
+        ours = is_ours(self.mark_key, owner, live, desired)
+        if ours or may_take_over(owner, live):
             self.foreign.pop(slot, None)
-            return True
-        self.foreign[slot] = (owner["uid"], live["metadata"]["uid"])
-        return False
+        else:
+            self.foreign[slot] = owner["uid"]
+        return ours
 
     def waiting(self, slot: tuple[str, str]) -> frozenset[Key]:
         """Return the keys that wait for the end of a foreign object."""
-        uid, _ = self.foreign.get(slot, (None, ""))
+        uid = self.foreign.get(slot)
         named = ((kind, one) for kind in OBJECTS for one in self.objects(kind).values())
         kinds = [(kind, one.name) for kind, one in named if one.uid == uid] if uid is not None else []
         bundles = {Key(BUNDLE, self.namespace, name) for kind, name in kinds if kind == "CachedModel"}
         return frozenset(bundles | {Key(kind, self.namespace, name) for kind, name in kinds})
-
-    def takes_over(self, owner: Mapping[str, Any], foreign: Foreign) -> bool:
-        """Whether the object of reference `owner` takes over a foreign object."""
-        found = self.objects(owner["kind"]).get(owner["name"])
-        return found is not None and found.uid == owner["uid"] and foreign in taken_over(found)
 
     def forget_ending(self) -> None:
         """Forget the deleted namespace, once nothing that could need its data is left."""

@@ -43,7 +43,7 @@ def plan_bundle(world: World, name: str, now: datetime) -> Plan:
     model = world.models.get(name)
     if model is None or model.metadata.deleting or world.domain_key is None or not world.domain_id:
         return Plan()
-    if any(secret.startswith(names.bundle_root(name)) for _, secret, _ in foreign_of(world, model)):
+    if any(secret.startswith(names.bundle_root(name)) for _, secret in foreign_of(world, model)):
         return Plan()
     if back := secrets_to_take_back(world, model, bundle=True):
         return Plan(actions=back, enqueue=(Key(BUNDLE, world.namespace, name),))

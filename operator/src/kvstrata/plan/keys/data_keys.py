@@ -75,7 +75,7 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     else:
         lacking, gone, owner = by_secret(wanted), by_secret(spent), domain.owner_reference()
         drawn_for = domain.status.restored.id if domain.status.restored is not None else ""
-        foreign = {secret for _, secret, _ in foreign_of(world, domain)}
+        foreign = {secret for _, secret in foreign_of(world, domain)}
         actions = tuple(
             keys_order(name, owner, lacking.get(name, ()), gone.get(name, ()), drawn_for)
             for name in sorted({*lacking, *gone, *back})

@@ -52,7 +52,7 @@ def plan_domain(world: World, now: datetime) -> Plan:
         return Plan(statuses=statuses, enqueue=_everyone(world, domain))
     conflict = name_conflict(world, domain)
     if world.domain_key is None or restore.key_is_old(world):
-        if any(secret == names.DOMAIN_KEY_SECRET for _, secret, _ in foreign_of(world, domain)):
+        if any(secret == names.DOMAIN_KEY_SECRET for _, secret in foreign_of(world, domain)):
             statuses = write_status(domain, now, kstatus(conflict), {})
             return Plan(
                 actions=read_foreign(world, domain), statuses=statuses, wake_after_s=foreign_wait_s(domain, now)
