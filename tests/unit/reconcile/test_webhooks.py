@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from kvstrata.reconcile.children import writer_of
+from kvstrata.clients.kube import KubeError
+from kvstrata.objects.applied import writer_of
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
@@ -113,3 +115,95 @@ def test_the_writer_of_a_field_is_its_newest_manager_beside_the_operator() -> No
     ]
     assert writer_of({"metadata": {"managedFields": entries}}, "spec.replicas") == "keel"
     assert writer_of({"metadata": {}}, "spec.replicas") == "another writer"
+
+
+SLOT = "Deployment", NAMESPACE, "kvs-tiny"
+
+
+def scale(simulation: Simulation, replicas: int) -> None:
+    found = simulation.kube.objects[SLOT]
+    simulation.put({**found, "spec": {**found["spec"], "replicas": replicas}})
+
+
+def later(simulation: Simulation, seconds: float) -> None:
+    simulation.now += timedelta(seconds=seconds)
+    simulation.settle()
+
+
+def events_of(simulation: Simulation, reason: str) -> list[str]:
+    found = [one for (kind, _, _), one in simulation.kube.objects.items() if kind == "Event"]
+    return [one["message"] for one in found if one["reason"] == reason]
+
+
+def test_a_writer_that_never_rests_is_answered_for_days() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
+    simulation.come_to_rest()
+    wanted = simulation.kube.objects[SLOT]["spec"]["replicas"]
+    for _ in range(80):
+        scale(simulation, 7)
+        later(simulation, 301)
+        assert simulation.kube.objects[SLOT]["spec"]["replicas"] == wanted
+
+
+def test_a_child_that_another_changed_and_that_may_not_be_written_is_reported_as_refused() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
+    simulation.come_to_rest()
+
+    def refuse(verb: str, kind: str, name: str) -> None:
+        if kind == "Deployment":
+            raise KubeError(403, "Forbidden", "a quota forbids it")
+
+    simulation.kube.before_write = refuse
+    scale(simulation, 7)
+    for _ in range(60):
+        later(simulation, 1)
+        assert "a quota forbids it" in str(simulation.status("CachedModel", "tiny")["conditions"])
+    simulation.kube.before_write = lambda verb, kind, name: None
+    later(simulation, 60)
+    assert simulation.kube.objects[SLOT]["spec"]["replicas"] == 1
+
+
+def test_what_a_webhook_rewrites_is_no_change_of_another_when_an_operator_starts() -> None:
+    simulation = admitted_with(rewrite)
+    simulation.restart()
+    simulation.advance(60)
+    simulation.come_to_rest()
+    assert events_of(simulation, "ChildChanged") == []
+
+
+def test_where_a_webhook_rewrites_fields_the_one_that_another_changes_is_named() -> None:
+    simulation = admitted_with(rewrite)
+    for _ in range(3):
+        scale(simulation, 7)
+        later(simulation, 60)
+    assert events_of(simulation, "ChildChanged") == [
+        "Deployment kvs-tiny: another writer changed spec.replicas; it is put back"
+    ]
+
+
+def test_a_dispute_ends_with_the_content_that_it_was_about() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
+    simulation.come_to_rest()
+    scale(simulation, 7)
+    later(simulation, 1)
+    assert simulation.world.disputes.keys() == {SLOT[::2]}
+    engine = simulation.kube.objects["CachedModel", NAMESPACE, "tiny"]["spec"]["engine"]
+    simulation.edit("CachedModel", "tiny", engine={**engine, "replicas": 3})
+    later(simulation, 1)
+    assert simulation.kube.objects[SLOT]["spec"]["replicas"] == 3
+    assert not simulation.world.disputes
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "writer"),
+    [
+        ("spec.replicas", {"f:status": {"f:replicas": {}}}, "another writer"),
+        ("spec.replicas", {"f:status": {}, "f:spec": {"f:replicas": {}}}, "other"),
+        ("data.policy.json", {"f:data": {"f:policy.json": {}}}, "other"),
+        ("data", {"f:metadata": {}}, "another writer"),
+        ("spec.ports[0]", {"f:spec": {"f:ports": {}}}, "other"),
+    ],
+)
+def test_the_writer_of_a_field_has_that_field(path: str, fields: dict[str, Any], writer: str) -> None:
+    entry = {"manager": "other", "time": "2026-01-01T00:00:09Z", "fieldsV1": fields}
+    assert writer_of({"metadata": {"managedFields": [entry]}}, path) == writer

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from kvstrata.contract.wire import digest
 from kvstrata.model.memo import Memo
+from kvstrata.model.refs import FIELD_MANAGER_PREFIX
 
 APPLIED = "kvstrata.io/applied"
 """Annotation with the digest of the last applied object: it reveals fields that are no longer desired."""
@@ -110,6 +113,31 @@ def _paired(live: Any, desired: list[Any] | tuple[Any, ...], *, in_template: boo
 def has_stamp_of(live: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
     """Whether the last content that was applied is this one."""
     return bool((live["metadata"].get("annotations") or {}).get(APPLIED) == desired["metadata"]["annotations"][APPLIED])
+
+
+def changed_after(
+    live: Mapping[str, Any] | None, wanted: Mapping[str, Any], rewritten: Mapping[str, Any] | None = None
+) -> str:
+    """Return the path of the first field that changed after the stamped `wanted` was applied, which the API server
+    answered with `rewritten`; empty if none did, or other content was applied last."""
+    if live is None or not has_stamp_of(live, wanted):
+        return ""
+    answered = wanted if rewritten is None or not has_stamp_of(rewritten, wanted) else rewritten
+    return difference(live, answered).lstrip(".")
+
+
+def writer_of(live: Mapping[str, Any], path: str) -> str:
+    """Return the field manager, other than this operator, that has the field and wrote last."""
+    path = re.sub(r"\[\d+\]$", "", path)
+    # Names may have dots, as those of annotations. Controllers write fields of the same name into the status.
+    root, names = f"f:{path.partition('.')[0]}", [path.split(".", n)[-1] for n in range(path.count(".") + 1)]
+    writers: dict[str, str] = {}
+    for one in live["metadata"].get("managedFields") or ():
+        owned = json.dumps({name: part for name, part in (one.get("fieldsV1") or {}).items() if name == root})
+        manager = str(one.get("manager"))
+        if not manager.startswith(FIELD_MANAGER_PREFIX) and any(f'"f:{name}"' in owned for name in names):
+            writers[str(one.get("time"))] = manager
+    return writers[max(writers)] if writers else "another writer"
 
 
 def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

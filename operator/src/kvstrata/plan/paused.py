@@ -9,7 +9,7 @@ from typing import Any
 from kvstrata.api.base import Resource
 from kvstrata.api.reasons import SharedReason
 from kvstrata.model.world import World
-from kvstrata.objects.applied import missing
+from kvstrata.objects.applied import changed_after, missing, writer_of
 from kvstrata.plan.actions import Create, Decision, EnsureSecret, Plan, Remove, TakeBack, TurnSecret
 from kvstrata.plan.conditions import WHILE_PAUSED, is_paused
 from kvstrata.plan.kinds.model_deletion import WORKLOADS
@@ -38,12 +38,11 @@ def unwritten(world: World, owner: Resource, children: Iterable[Mapping[str, Any
     for child in children:
         slot = child["kind"], child["metadata"]["name"]
         live, rewritten = world.children.get(slot), world.rewritten.get(slot)
-        if slot[0] in WORKLOADS and missing(world.memo, live, child, rewritten) is not None:
-            writing = Decision(SharedReason.ROLLING_OUT, f"the {slot[0]} is being written")
-            if (dispute := world.disputes.get(slot)) is not None:
-                disputed = (
-                    f"{dispute.by} changes {dispute.field} of {slot[0]} {slot[1]}; it is put back: stop that writer"
-                )
-                writing = Decision(SharedReason.ROLLING_OUT, disputed)
+        if slot[0] in WORKLOADS and (wanted := missing(world.memo, live, child, rewritten)) is not None:
+            why, path = f"the {slot[0]} is being written", changed_after(live, wanted, rewritten)
+            if live is not None and path and slot in world.disputes:
+                writer = writer_of(live, path)
+                why = f"{writer} changes {path} of {slot[0]} {slot[1]}; it is put back: stop that writer"
+            writing = Decision(SharedReason.ROLLING_OUT, why)
             return WHILE_PAUSED if is_paused(owner) else writing
     return None

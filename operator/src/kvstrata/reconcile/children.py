@@ -7,7 +7,6 @@ server compares UID and resourceVersion in the write itself. Orders and finalize
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -19,7 +18,7 @@ from kvstrata.clients.resources import BY_KIND, SERVICE_MONITOR
 from kvstrata.model.refs import FIELD_MANAGER_PREFIX, Key
 from kvstrata.model.world import Dispute
 from kvstrata.objects import mark
-from kvstrata.objects.applied import difference, has_stamp_of, missing, part_of
+from kvstrata.objects.applied import changed_after, difference, missing, part_of, writer_of
 from kvstrata.plan.actions import Create, ReadForeign, Remove, SetFinalizers
 from kvstrata.plan.ownership import has_our_label
 
@@ -59,8 +58,13 @@ class Children:
     async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
         (kind, name), domain = _slot(desired), self._store.domain(key.namespace)
         slot = (kind, name)
-        wanted = missing(domain.memo, domain.children.get(slot), desired, domain.rewritten.get(slot))
-        if wanted is None or not await self._is_due(key, wanted):
+        live, rewritten = domain.children.get(slot), domain.rewritten.get(slot)
+        wanted = missing(domain.memo, live, desired, rewritten)
+        if wanted is None:
+            return
+        path, dispute, now = changed_after(live, wanted, rewritten), domain.disputes.get(slot), domain.versions.now()
+        if path and dispute is not None and now < dispute.due:
+            self._queue.add(key, (dispute.due - now).total_seconds())
             return
         try:
             applied = await self._written(key, wanted)
@@ -76,25 +80,23 @@ class Children:
             domain.rewritten.pop(slot, None)
         else:
             await self._note_rewritten(key, wanted, applied)
+        if live is not None and path:
+            await self._note_dispute(key, live, path)
+        else:
+            domain.disputes.pop(slot, None)
 
-    async def _is_due(self, key: Key, wanted: Mapping[str, Any]) -> bool:
-        """Whether a child is to be written now. One that others change after each write is put back ever later."""
-        slot, domain = _slot(wanted), self._store.domain(key.namespace)
-        live, before, now = domain.children.get(slot), domain.disputes.get(slot), domain.versions.now()
-        path = difference(live, wanted).lstrip(".") if live is not None and has_stamp_of(live, wanted) else ""
-        if live is None or not path:
-            return True
-        if before is not None and now < before.due:
-            self._queue.add(key, (before.due - now).total_seconds())
-            return False
+    async def _note_dispute(self, key: Key, live: Mapping[str, Any], path: str) -> None:
+        """Record that a field was put back; a writer that changes a child again is named, and answered ever later."""
+        slot, domain, by = _slot(live), self._store.domain(key.namespace), writer_of(live, path)
+        before, now = domain.disputes.get(slot), domain.versions.now()
         repairs = before.repairs + 1 if before is not None and now < before.due + PEACE else 1
-        due, writer = now + min(PEACE, timedelta(seconds=2**repairs)), writer_of(live, path)
-        domain.disputes[slot] = dispute = Dispute(path, writer, repairs, due)
+        due = now + min(PEACE, timedelta(seconds=2 ** min(repairs, 9)))
+        domain.disputes[slot] = Dispute(path, by, repairs, due)
+        is_known = before is not None and before.repairs > 1 and (before.field, before.by) == (path, by)
         owner = domain.objects(key.kind).get(key.name)
-        if owner is not None and (before is None or (before.field, before.by) != (dispute.field, dispute.by)):
-            message = f"{slot[0]} {slot[1]}: {dispute.by} changed {dispute.field}; it is put back"
+        if repairs > 1 and not is_known and owner is not None:
+            message = f"{slot[0]} {slot[1]}: {by} changed {path}; it is put back"
             await self._events.publish(owner, "ChildChanged", message, warning=True)
-        return True
 
     async def _pull_secrets(self, namespace: str) -> dict[str, Any]:
         """Return the field of the namespace's default account, which pods with another account do not use."""
@@ -241,14 +243,3 @@ def _slot(child: Mapping[str, Any]) -> tuple[str, str]:
 def _owner(child: Mapping[str, Any]) -> Mapping[str, Any]:
     owner: Mapping[str, Any] = child["metadata"]["ownerReferences"][0]
     return owner
-
-
-def writer_of(live: Mapping[str, Any], path: str) -> str:
-    """Return the field manager, other than this operator, that has the field and wrote last."""
-    name = f'"f:{path.rpartition(".")[2].partition("[")[0]}"'
-    others = [
-        one
-        for one in live["metadata"].get("managedFields") or ()
-        if not str(one.get("manager")).startswith(FIELD_MANAGER_PREFIX) and name in json.dumps(one.get("fieldsV1"))
-    ]
-    return str(max(others, key=lambda one: str(one.get("time")))["manager"]) if others else "another writer"
