@@ -145,6 +145,21 @@ def test_a_writer_that_never_rests_is_answered_for_days() -> None:
         assert simulation.kube.objects[SLOT]["spec"]["replicas"] == wanted
 
 
+def test_a_network_policy_that_another_opens_is_closed_again_within_seconds() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
+    simulation.come_to_rest()
+    slot = next(slot for slot in simulation.kube.objects if slot[0] == "NetworkPolicy")
+    wanted, open_s = simulation.kube.objects[slot]["spec"], 0
+    for _ in range(40):
+        found = simulation.kube.objects[slot]
+        if found["spec"] == wanted:
+            simulation.put({**found, "spec": {**found["spec"], "ingress": [{}]}})
+            open_s = 0
+        later(simulation, 1)
+        open_s += 1
+        assert open_s <= 6
+
+
 def test_a_child_that_another_changed_and_that_may_not_be_written_is_reported_as_refused() -> None:
     simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
     simulation.come_to_rest()

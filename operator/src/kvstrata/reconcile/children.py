@@ -20,6 +20,7 @@ from kvstrata.model.world import Dispute
 from kvstrata.objects import mark
 from kvstrata.objects.applied import changed_after, difference, missing, part_of, writer_of
 from kvstrata.plan.actions import Create, ReadForeign, Remove, SetFinalizers
+from kvstrata.plan.kinds.model_deletion import WORKLOADS
 from kvstrata.plan.ownership import has_our_label
 
 from . import metrics
@@ -32,7 +33,10 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 PEACE = timedelta(minutes=5)
-"""The longest time between repairs of a child that others change; after so long without a change they begin again."""
+"""The longest time between repairs of a workload that others change; after so long without a change they begin again."""
+
+GUARDS_WAIT = timedelta(seconds=4)
+"""The longest time between repairs of other children: NetworkPolicies and Roles guard the pods of the model."""
 
 
 class Children:
@@ -90,7 +94,8 @@ class Children:
         slot, domain, by = _slot(live), self._store.domain(key.namespace), writer_of(live, path)
         before, now = domain.disputes.get(slot), domain.versions.now()
         repairs = before.repairs + 1 if before is not None and now < before.due + PEACE else 1
-        due = now + min(PEACE, timedelta(seconds=2 ** min(repairs, 9)))
+        most = PEACE if slot[0] in WORKLOADS else GUARDS_WAIT
+        due = now + min(most, timedelta(seconds=2 ** min(repairs, 9)))
         domain.disputes[slot] = Dispute(path, by, repairs, due)
         is_known = before is not None and before.repairs > 1 and (before.field, before.by) == (path, by)
         owner = domain.objects(key.kind).get(key.name)

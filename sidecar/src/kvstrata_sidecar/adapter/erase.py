@@ -110,14 +110,14 @@ class Erasing:
 
     def _erase(self, question: EraseRequest) -> tuple[list[ErasedTier], list[str]]:
         keyspaces, wanted = question.keyspaces, question.tiers
-        rows, elsewhere, here = list[ErasedTier](), list[str](), set[str]()
+        rows, elsewhere, here, tiers = list[ErasedTier](), list[str](), set[str](), self._memory_first()
         if (empty := self._runtime.empty_memory) is not None:
             if not wanted or empty in wanted:
                 rows.append(ErasedTier(empty, MEMORY, checked=tuple(sorted(REQUIRED[MEMORY]))))
                 here.add(empty)
-        elif self._runtime.memory is None:
+        elif all(tier.state().medium != MEMORY for tier in tiers):
             rows.append(ErasedTier("", MEMORY, problem="this cache server's own memory is not governed"))
-        for tier in self._memory_first():
+        for tier in tiers:
             name = tier.state().name
             if wanted and name not in wanted:
                 continue
