@@ -33,7 +33,7 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 PEACE = timedelta(minutes=5)
-"""The longest time between repairs of a workload that others change; after so long without a change they begin again."""
+"""The longest time between repairs of a workload that others change; after so long without one they begin again."""
 
 GUARDS_WAIT = timedelta(seconds=4)
 """The longest time between repairs of other children: NetworkPolicies and Roles guard the pods of the model."""

@@ -39,9 +39,9 @@ class PodState(Message):
     the adapter has acknowledged it; 0 before the first. `seen` is the newest complete revision read. `cache_boot` is
     empty while the cache server does not answer; an ack counts only for the boots named here. In `tiers` the one of
     medium CPU is the cache server's own memory; its breaker is closed while the memory's policy is enforced. `usage`
-    lists scopes in that memory, largest first, at most `MAX_REPORTED_USAGE`; `usage_left_out` counts the rest. `tier_usage`
-    lists scopes in shared tiers, at most as many: pods take turns, so each reports some, and several may report the
-    same.
+    lists scopes in that memory, largest first, at most `MAX_REPORTED_USAGE`; `usage_left_out` counts the rest.
+    `tier_usage` lists scopes in shared tiers, at most as many: pods take turns, so each reports some, and several may
+    report the same.
 
     New requests are served under `revision` of `term`; `root` is the digest of the bundle root, `model_uid` its
     CachedModel. They reveal an API server that was restored from a backup; empty without a policy in force.
