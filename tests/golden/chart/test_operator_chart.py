@@ -367,3 +367,9 @@ def test_overlays_change_what_is_watched_and_bound(overlay: str, watched: str) -
         if obj["kind"].endswith("Binding") and obj["roleRef"]["name"] == DOMAIN_RULES[1]
     }
     assert (("RoleBinding", watched) if watched else ("ClusterRoleBinding", None)) in bindings
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_of_the_endpoints_of_services_the_operator_reads_those_of_the_api_server_alone(values: dict[str, Any]) -> None:
+    rules = [rule for rule in rules_of(values) if {"endpoints", "endpointslices"} & set(rule["resources"])]
+    assert [(rule["resourceNames"], rule["verbs"]) for rule in rules] == [(["kubernetes"], ["get"])]

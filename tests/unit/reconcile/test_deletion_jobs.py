@@ -76,7 +76,7 @@ class TestBeginning:
 
     async def test_its_order_limits_servers_that_the_operator_does_not_run(self, kube: MemoryKube) -> None:
         limits = AllowedServers(("*.cache.example",), ("10.0.0.0/8",), ("10.96.0.1",))
-        jobs = Jobs(kube, CONTEXT, lambda: NOW, allowed=limits)
+        jobs = Jobs(kube, CONTEXT, lambda: NOW, allowed=lambda: limits)
         external = {"external": {"endpoints": ["a.cache.example:6379"], "cluster": True}}
         for turn, (one, expected) in enumerate([(tier(), None), (tier(redis=external), limits)], 1):
             await jobs.start(order(turn, tier=one))
