@@ -82,6 +82,8 @@ class TestBeginning:
             await jobs.start(order(turn, tier=one))
             made = kube.objects[(SECRET.kind, WHERE, names.deletion_job(ERASURE, "shared", turn))]
             assert Order.from_json(json.loads(base64.b64decode(made["data"][ORDER_FILE]))).tier.allowed == expected
+        policy = kube.objects[(NETWORK_POLICY.kind, WHERE, names.deletion_job(ERASURE, "shared", 2))]
+        assert "10.96.0.1/32" in json.dumps(policy), "its network does, too"
 
     async def test_ordered_twice_it_is_begun_once(self, kube: MemoryKube, jobs: Jobs) -> None:
         first = await jobs.start(order())

@@ -68,7 +68,8 @@ class Jobs:
                 job = await self._make(JOB, delete_job.build_deletion_job(self.ctx, order))
             if _is_suspended(job):
                 await self._make(SECRET, delete_job.build_deletion_secret(job, what, files))
-                await self._make(NETWORK_POLICY, delete_job.build_deletion_networkpolicy(job, tier))
+                allowed = self.allowed() or AllowedServers()
+                await self._make(NETWORK_POLICY, delete_job.build_deletion_networkpolicy(job, tier, allowed))
                 job = await self._resume(job)
                 log.info("deletion begun", extra={"job": name, "tier": tier.name, "round": order.round})
         return await self._run(job, order.erasure)
