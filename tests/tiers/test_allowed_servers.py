@@ -15,7 +15,7 @@ from kvstrata.contract.messages.erase_report import StopReason
 from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata_sidecar.adapter.params import Endpoint, TierParams, TlsParams
 from kvstrata_sidecar.adapter.redis.client.dial import dial
-from kvstrata_sidecar.adapter.redis.client.resp import AccessError
+from kvstrata_sidecar.adapter.redis.client.resp import AccessError, TransportError
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.delete_job.servers import Servers, StoppedError
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
@@ -94,6 +94,20 @@ def test_each_address_of_a_name_has_to_be_allowed_before_a_connection(
     for allowed in (EVERYWHERE, None):
         dial(Address("redis.example", cluster.port), tier(cluster.port, allowed)).close()
     assert cluster.commands == [b"PING", b"PING"]
+
+
+def test_pods_connect_to_the_api_servers_host_at_other_ports_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Any, **__: Any) -> socket.socket:
+        raise ConnectionRefusedError
+
+    place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [place])
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    allowed = AllowedServers(reserved=("[192.0.2.7]:6443",))
+    with pytest.raises(AccessError, match="does not allow its address"):
+        dial(Address("redis.example", 6443), tier(6443, allowed))
+    with pytest.raises(TransportError, match="cannot connect"):
+        dial(Address("redis.example", 6379), tier(6379, allowed))
 
 
 def test_a_password_goes_without_tls_only_if_the_installation_allows_it(cluster: HostileServer, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Settings:
             kms_services=_services("KVSTRATA_KMS_ADDRESSES", parsed("KVSTRATA_KMS_ADDRESSES", "[]")),
             kms_token_file=env.get("KVSTRATA_KMS_TOKEN_FILE") or "",
             receipts_key_days=number("KVSTRATA_RECEIPTS_KEY_DAYS", "365"),
-            external_redis=_servers(parsed("KVSTRATA_EXTERNAL_REDIS", "{}"), env.get("KUBERNETES_SERVICE_HOST")),
+            external_redis=_servers(parsed("KVSTRATA_EXTERNAL_REDIS", "{}"), env.get("KUBERNETES_SERVICE_HOST", "")),
             host_paths=_folders(listed("KVSTRATA_HOST_PATHS")),
         )
 
@@ -126,7 +126,7 @@ def _folders(given: tuple[str, ...]) -> tuple[str, ...]:
     return given
 
 
-def _servers(given: Any, api_server: str | None) -> AllowedServers:
+def _servers(given: Any, api_server: str) -> AllowedServers:
     fields = {"hosts": [], "cidrs": [], "plainPasswords": False}
     try:
         hosts, cidrs, plain = {**fields, **given}.values()
@@ -134,7 +134,8 @@ def _servers(given: Any, api_server: str | None) -> AllowedServers:
         names = tuple(one.lower() for one in hosts)
     except (AttributeError, TypeError, ValueError) as error:
         raise SettingsError(f"KVSTRATA_EXTERNAL_REDIS must have {', '.join(fields)}: {error}") from error
-    return AllowedServers(names, networks, (api_server,) if api_server else (), plain_passwords=plain is True)
+    is_address = ":" in api_server or api_server.replace(".", "").isdigit()
+    return AllowedServers(names, networks, (api_server,) if is_address else (), plain_passwords=plain is True)
 
 
 def _services(name: str, listed: Any) -> tuple[AllowedService, ...]:

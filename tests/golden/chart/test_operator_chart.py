@@ -364,6 +364,20 @@ def test_overlays_change_what_is_watched_and_bound(overlay: str, watched: str) -
     bindings = {
         (obj["kind"], obj["metadata"].get("namespace"))
         for obj in objects
-        if obj["kind"].endswith("Binding") and obj["roleRef"]["name"] == DOMAIN_RULES[1]
+        if obj["kind"].endswith("RoleBinding") and obj["roleRef"]["name"] == DOMAIN_RULES[1]
     }
     assert (("RoleBinding", watched) if watched else ("ClusterRoleBinding", None)) in bindings
+    warnings = [obj for obj in objects if obj["kind"] == "ValidatingAdmissionPolicy"]
+    assert [one["spec"]["validations"][0]["expression"] for one in warnings] == [
+        f'request.namespace in "{watched}".split(",")' for _ in warnings
+    ]
+    assert [obj["spec"]["validationActions"] for obj in objects if obj["kind"].endswith("PolicyBinding")] == (
+        [["Warn"]] if watched else []
+    )
+    assert "helm" not in str(warnings)
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_of_the_endpoints_of_services_the_operator_reads_those_of_the_api_server_alone(values: dict[str, Any]) -> None:
+    rules = [rule for rule in rules_of(values) if {"endpoints", "endpointslices"} & set(rule["resources"])]
+    assert [(rule["resourceNames"], rule["verbs"]) for rule in rules] == [(["kubernetes"], ["get"])]

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.objects import labels, paths
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasure.delete_job import (
@@ -50,7 +51,7 @@ def render(case: str, ctx: BuildContext = CONTEXT) -> list[dict[str, Any]]:
     made = {**job, "metadata": job["metadata"] | {"uid": UID}}
     files = {file: f"the {key} of {secret}".encode() for file, (secret, key) in needed_secrets(tier).items()}
     secret = build_deletion_secret(made, deletion_order(deletion), files)
-    return [job, secret, build_deletion_networkpolicy(made, tier)]
+    return [job, secret, build_deletion_networkpolicy(made, tier, AllowedServers())]
 
 
 def order_of(secret: dict[str, Any]) -> dict[str, Any]:

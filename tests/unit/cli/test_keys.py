@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.cli import plugin
 from kvstrata.cli.keys import (
     NoSuchKeyError,
     entries_of,
@@ -24,6 +25,7 @@ from kvstrata.cli.keys import (
 from kvstrata.cli.text import CommandError
 from kvstrata_sidecar.gate.http.errors import Refusal
 from kvstrata_sidecar.gate.policy.api_keys import KeyRing
+from tests.support import fake_kubectl
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NOW = datetime(2026, 11, 27, 12, 0, 0, tzinfo=UTC)
@@ -134,6 +136,19 @@ def test_a_tenant_without_a_policy_is_warned_of_what_happens(objects: list[Any],
     warning = policy_warning(objects, "acme", "tiny", "demo")
     assert bool(warning) == bool(says)
     assert says in warning
+
+
+@pytest.mark.parametrize(("status", "warned"), [(None, True), ({"servedBy": {"uid": "u"}}, False)])
+def test_a_key_of_a_namespace_that_no_operator_serves_is_made_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: Any, warned: bool
+) -> None:
+    model = {"kind": "CachedModel", "metadata": {"name": "tiny", "namespace": "demo"}, "spec": {}}
+    domain = {"kind": "CacheDomain", "metadata": {"name": "default"}, "spec": {}, "status": status}
+    listed_objects = {"items": [policy("acme"), domain]}
+    answers = {"get cachedmodels": {"items": [model]}, "get tenant": listed_objects, "get secret": "", "create": ""}
+    fake_kubectl.put(tmp_path, monkeypatch, answers)
+    assert plugin.main(["keys", "add", "tiny", "--tenant", "acme"]) == 0
+    assert ("no operator serves the namespace" in capsys.readouterr().err) == warned
 
 
 def test_keys_need_no_package_and_receipts_name_the_one_that_they_need() -> None:

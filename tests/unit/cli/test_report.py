@@ -275,7 +275,14 @@ def test_each_failure_is_a_sentence(
     assert "absent cannot be used" in refused(capsys, "--prometheus", prometheus.url, *token)
     prometheus.token = "secret"
     assert "refuses a query (401)" in refused(capsys, "--prometheus", prometheus.url)
-    fake_kubectl.put(tmp_path, monkeypatch, CLUSTER | {"get pods": {"items": []}})
+    nothing: dict[str, Any] = CLUSTER | {
+        "get pods": {"items": []},
+        "get cachedomains": {"items": [{"kind": "CacheDomain"}]},
+    }
+    fake_kubectl.put(tmp_path, monkeypatch, nothing)
+    assert refused(capsys) == "no operator serves the namespace: add it to watchNamespaces of a release\n"
+    claimed = {"kind": "CacheDomain", "status": {"servedBy": {"uid": "u"}}}
+    fake_kubectl.put(tmp_path, monkeypatch, nothing | {"get cachedomains": {"items": [claimed]}})
     assert "no pod runs" in refused(capsys)
 
 

@@ -25,21 +25,30 @@ LOCAL = ["127.0.0.1", "127.8.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254",
 @pytest.mark.parametrize("address", [*LOCAL, "0.0.0.0", "::", "224.0.0.1", API_SERVER])
 def test_addresses_of_the_node_and_the_api_server_are_allowed_by_networks_only(address: str) -> None:
     reserved = (API_SERVER,)
-    assert not AllowedServers(reserved=reserved).allows("redis.example", [address])
-    assert not AllowedServers(("*.example",), reserved=reserved).allows("redis.example", [address])
-    assert not AllowedServers(reserved=reserved).allows("redis.example", ["10.0.0.7", address]), "each counts"
+    assert not AllowedServers(reserved=reserved).allows("redis.example", [address], 6379)
+    assert not AllowedServers(("*.example",), reserved=reserved).allows("redis.example", [address], 6379)
+    assert not AllowedServers(reserved=reserved).allows("redis.example", ["10.0.0.7", address], 6379), "each counts"
     every = ("0.0.0.0/0", "::/0")
-    assert AllowedServers(networks=every, reserved=reserved).allows("redis.example", [address])
+    assert AllowedServers(networks=every, reserved=reserved).allows("redis.example", [address], 6379)
+
+
+def test_the_host_of_the_api_server_may_have_a_redis_at_another_port() -> None:
+    allowed = AllowedServers(reserved=(API_SERVER, "[192.0.2.7]:6443", "[2001:db8::7]:6443"))
+    for host in ("192.0.2.7", "2001:db8::7", "::ffff:192.0.2.7"):
+        assert not allowed.allows("redis.example", [host], 6443)
+        assert allowed.allows("redis.example", [host], 6379)
+    assert allowed.reserved_at((6379,)) == {API_SERVER}
+    assert allowed.reserved_at(range(1 << 16)) == {API_SERVER, "192.0.2.7", "2001:db8::7"}
 
 
 def test_without_rules_every_other_server_is_allowed_and_with_rules_no_other() -> None:
-    assert AllowedServers().allows("redis.example", ["10.0.0.7", "2001:db8::7"])
+    assert AllowedServers().allows("redis.example", ["10.0.0.7", "2001:db8::7"], 6379)
     rules = AllowedServers(("one.example", "*.cache.example"), ("10.1.0.0/16",))
-    assert rules.allows("One.Example.", ["192.0.2.1"])
-    assert rules.allows("a.cache.example", ["192.0.2.1"])
-    assert rules.allows("10.1.2.3", ["10.1.2.3"])
+    assert rules.allows("One.Example.", ["192.0.2.1"], 6379)
+    assert rules.allows("a.cache.example", ["192.0.2.1"], 6379)
+    assert rules.allows("10.1.2.3", ["10.1.2.3"], 6379)
     for host, address in (("cache.example", "192.0.2.1"), ("one.example.evil", "192.0.2.1"), ("10.2.0.1", "10.2.0.1")):
-        assert not rules.allows(host, [address])
+        assert not rules.allows(host, [address], 6379)
 
 
 class Server:
@@ -99,6 +108,18 @@ async def test_a_server_that_is_not_allowed_gets_no_connection_and_no_password_i
     assert server.connections == 1
     allowed = AllowedServers(networks=(LOOPBACK,), plain_passwords=True)
     assert not isinstance(await ping(server, Access("secret", None, allowed=allowed)), Failure)
+
+
+async def test_the_operator_connects_to_the_api_servers_host_at_other_ports_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [place])
+    access = Access(None, None, allowed=AllowedServers(reserved=("[192.0.2.7]:6443",)))
+    for port, refused in ((6443, True), (6379, False)):
+        found = await ask(f"redis.example:{port}", access, lambda client: client.ping(), timeout_s=0.2)
+        assert isinstance(found, Failure)
+        assert (found.reason == "AddressNotAllowed") == refused
 
 
 async def test_each_address_of_a_name_is_tried_until_one_answers(
@@ -174,6 +195,7 @@ def settings(**more: str) -> Settings:
 def test_the_installation_sets_the_rules() -> None:
     default = settings(KUBERNETES_SERVICE_HOST=API_SERVER).external_redis
     assert default == AllowedServers(reserved=(API_SERVER,))
+    assert settings(KUBERNETES_SERVICE_HOST="api.cluster.example").external_redis == AllowedServers(), "no address"
     rules = '{"hosts": ["*.Example"], "cidrs": ["10.0.0.0/8"], "plainPasswords": true}'
     expected = AllowedServers(("*.example",), ("10.0.0.0/8",), plain_passwords=True)
     assert settings(KVSTRATA_EXTERNAL_REDIS=rules).external_redis == expected

@@ -17,7 +17,7 @@ from kvstrata_sidecar.gate.policy.api_keys import KEYS_DATA_KEY, KeyRing
 REPOSITORY = Path(__file__).resolve().parents[3]
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
 SNIPPET = re.compile(r"^( *)```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-OTHERS = ("cert-manager.io/", "monitoring.coreos.com/", "keda.sh/")
+OTHERS = ("admissionregistration.k8s.io/", "cert-manager.io/", "monitoring.coreos.com/", "keda.sh/")
 """What other projects' manifests begin with."""
 
 BY_KIND = {kind.INFO.kind: kind for kind in KINDS}

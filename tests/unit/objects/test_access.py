@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, Rules, ShardRef, encode_shard
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import TierDeletion, build_deletion_job, build_deletion_networkpolicy
 from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy, build_role
@@ -106,14 +108,40 @@ def test_a_servicemonitor_exists_only_where_its_kind_does() -> None:
 def test_a_deletion_from_external_servers_reaches_no_link_local_address(cluster: bool) -> None:
     """A server of a cluster names others, and a node's credentials are at such an address in many clouds."""
     external = {"endpoints": ["redis.example:6379"], "cluster": cluster}
+    blocks = egress_of_deletion(external, AllowedServers(reserved=("[192.0.2.7]:6443", "[2001:db8::7]:6379")))
+    named = ["192.0.2.7/32"] if cluster else []
+    assert [(one["cidr"], one["except"]) for one in blocks] == [
+        ("0.0.0.0/0", ["127.0.0.0/8", "169.254.0.0/16", *named]),
+        ("::/0", ["::1/128", "fe80::/10", "2001:db8::7/128"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "allowed", "reached"),
+    [
+        ("10.0.0.7:6379", AllowedServers(), ["10.0.0.7/32"]),
+        ("[2001:db8::7]:6379", AllowedServers(("*.example",), ("2001:db8::/32",)), ["2001:db8::7/128"]),
+        ("169.254.169.254:80", AllowedServers(), []),
+        ("10.0.0.7:6443", AllowedServers(reserved=("[10.0.0.7]:6443",)), []),
+        ("redis.example:6379", AllowedServers((), ("10.1.0.0/16", "fd00::/8")), ["10.1.0.0/16", "fd00::/8"]),
+        ("redis.example:6379", AllowedServers(("*.example",), ("10.1.0.0/16",)), ["0.0.0.0/0", "::/0"]),
+    ],
+)
+def test_a_deletion_reaches_the_addresses_that_its_tier_needs(
+    endpoint: str, allowed: AllowedServers, reached: list[str]
+) -> None:
+    assert [one["cidr"] for one in egress_of_deletion({"endpoints": [endpoint]}, allowed)] == reached
+
+
+def egress_of_deletion(external: dict[str, Any], allowed: AllowedServers) -> list[dict[str, Any]]:
+    """The addresses that the Job of a deletion from external servers may reach, beside pods of the cluster."""
     made_of = tier("shared", medium="Redis", capacity="64Mi", encryption="Disabled", redis={"external": external})
     job = build_deletion_job(CONTEXT, TierDeletion("e", made_of, 1, DOMAIN_ID, 1, ()))
     made = {**job, "metadata": job["metadata"] | {"uid": "1"}}
-    _, servers = build_deletion_networkpolicy(made, made_of)["spec"]["egress"]
-    blocks = [one["ipBlock"] for one in servers["to"] if "ipBlock" in one]
-    assert [(one["cidr"], one["except"]) for one in blocks] == [
-        ("0.0.0.0/0", ["169.254.0.0/16"]),
-        ("::/0", ["fe80::/10"]),
-    ]
-    assert {"namespaceSelector": {}} in servers["to"], "pods of the cluster may be such servers, too"
-    assert servers["ports"]
+    _, servers = build_deletion_networkpolicy(made, made_of, allowed)["spec"]["egress"]
+    pods, *others = servers["to"]
+    assert pods == {"namespaceSelector": {}}, "pods of the cluster may be such servers, too"
+    port = int(external["endpoints"][0].rpartition(":")[2])
+    admitted = {"port": 1, "endPort": 65535} if external.get("cluster") else {"port": port}
+    assert servers["ports"] == [{"protocol": "TCP", **admitted}]
+    return [one["ipBlock"] for one in others]

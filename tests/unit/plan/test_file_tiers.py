@@ -91,7 +91,7 @@ class TestFolders:
 
     def judged(self, path: str, folders: tuple[str, ...] | None) -> tuple[str, str]:
         simulation = Simulation(file_tier(nvme={"hostPath": {"path": path}}), model(tiers=("disk",)))
-        simulation.world.allowed_folders = folders
+        simulation.store.allowed_folders = folders
         simulation.come_to_rest()
         bound = simulation.condition("CachedModel", "tiny", "TiersBound")
         assert (bound == ("False", "TierStalled")) is (condition(simulation, "Stalled")[0] == "True")
@@ -115,7 +115,7 @@ class TestFolders:
         assert self.judged("/disks", ()) == ("False", "FolderNotAllowed")
         simulation = Simulation(file_tier(nvme={"hostPath": {"path": "/etc"}}))
         for folders, remedy in (((), "hostPaths of the chart"), (("/disks", "/ssd"), f"/disks/{NAMESPACE} or /ssd/")):
-            simulation.world.allowed_folders = folders
+            simulation.store.allowed_folders = folders
             simulation.edit("CacheTier", "disk", maxRetention=f"{len(folders) + 1}h")
             simulation.come_to_rest()
             conditions = simulation.status("CacheTier", "disk")["conditions"]

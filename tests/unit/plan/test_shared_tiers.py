@@ -279,7 +279,7 @@ class TestSeveral:
 
     def test_pods_get_the_limits_of_the_installation_for_servers_that_it_does_not_run(self) -> None:
         simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")))
-        limits = simulation.world.allowed_servers = AllowedServers(("*.cache.example",))
+        limits = simulation.store.allowed_servers = AllowedServers(("*.cache.example",))
         simulation.edit("CachedModel", "tiny", tiers=[{"name": "cpu"}, {"name": "far"}, {"name": "near"}])
         simulation.come_to_rest()
         assert [(tier.name, tier.allowed) for tier in rules(simulation)] == [("far", limits), ("near", None)]

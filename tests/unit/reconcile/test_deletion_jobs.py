@@ -76,12 +76,14 @@ class TestBeginning:
 
     async def test_its_order_limits_servers_that_the_operator_does_not_run(self, kube: MemoryKube) -> None:
         limits = AllowedServers(("*.cache.example",), ("10.0.0.0/8",), ("10.96.0.1",))
-        jobs = Jobs(kube, CONTEXT, lambda: NOW, allowed=limits)
+        jobs = Jobs(kube, CONTEXT, lambda: NOW, allowed=lambda: limits)
         external = {"external": {"endpoints": ["a.cache.example:6379"], "cluster": True}}
         for turn, (one, expected) in enumerate([(tier(), None), (tier(redis=external), limits)], 1):
             await jobs.start(order(turn, tier=one))
             made = kube.objects[(SECRET.kind, WHERE, names.deletion_job(ERASURE, "shared", turn))]
             assert Order.from_json(json.loads(base64.b64decode(made["data"][ORDER_FILE]))).tier.allowed == expected
+        policy = kube.objects[(NETWORK_POLICY.kind, WHERE, names.deletion_job(ERASURE, "shared", 2))]
+        assert "10.96.0.1/32" in json.dumps(policy), "its network does, too"
 
     async def test_ordered_twice_it_is_begun_once(self, kube: MemoryKube, jobs: Jobs) -> None:
         first = await jobs.start(order())

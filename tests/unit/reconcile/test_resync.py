@@ -9,8 +9,9 @@ import pytest
 
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.resources import Resource
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.refs import BUNDLE, Key
-from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, policy
+from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, policy, redis_tier
 from tests.support.worlds import Simulation, finish
 
 
@@ -99,3 +100,42 @@ def test_a_namespace_that_goes_and_may_not_be_looked_into_holds_up_nobody() -> N
     simulation.kube.api.ending.add(NAMESPACE)
     assert Key("TenantCachePolicy", NAMESPACE, "late") in resync(simulation)
     assert "tiny" in simulation.world.models, "what cannot be seen is not taken for gone"
+
+
+def endpoints_of_the_api_server(*addresses: str) -> Raw:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "kubernetes", "namespace": "default"},
+        "endpoints": [{"addresses": [one]} for one in addresses],
+        "ports": [{"name": "https", "port": 6443}],
+    }
+
+
+def test_addresses_at_which_the_api_server_listens_are_refused_to_tiers_by_pods_too() -> None:
+    external = {"external": {"endpoints": ["far:6379"]}}
+    simulation = Simulation(redis_tier("far", redis=external), model(tiers=("far",)), policy("acme"))
+    allowed = AllowedServers(reserved=("10.96.0.1",))
+    simulation.come_to_rest()
+    for addresses in (("192.0.2.8", "192.0.2.7"), ("192.0.2.9",)):
+        simulation.kube.put(endpoints_of_the_api_server(*addresses))
+        simulation.kube.take_events()
+        finish(simulation.resync.api_server(allowed))
+        resync(simulation)
+        reserved = ("10.96.0.1", *(f"[{one}]:6443" for one in sorted(addresses)))
+        assert simulation.bundle().root.tiers[0].allowed == AllowedServers(reserved=reserved)
+
+
+def test_without_the_right_to_read_them_the_service_of_the_api_server_is_refused_and_a_line_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def forbidden(*_: object) -> None:
+        raise KubeError(403, "Forbidden", "endpointslices is forbidden")
+
+    simulation = at_rest()
+    allowed = simulation.store.allowed_servers = AllowedServers(reserved=("10.96.0.1",))
+    monkeypatch.setattr(simulation.kube, "get", forbidden)
+    finish(simulation.resync.api_server(AllowedServers()))
+    assert simulation.store.allowed_servers == allowed
+    (line,) = caplog.records
+    assert "API server" in line.getMessage()

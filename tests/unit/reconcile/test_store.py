@@ -38,7 +38,8 @@ def key(kind: str, name: str) -> Key:
 
 def test_every_namespace_has_the_limits_of_the_installation() -> None:
     known = store()
-    known.limits = limits = (AllowedServers(("*.cache.example",)), ("/disks",))
+    known.world("one")
+    limits = known.allowed_servers, known.allowed_folders = AllowedServers(("*.cache.example",)), ("/disks",)
     worlds = [known.world(namespace) for namespace in ("one", "two")]
     assert {(world.allowed_servers, world.allowed_folders) for world in worlds} == {limits}
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kvstrata.cli.kubectl import Cluster, KubectlError, add_cluster, cluster
+from kvstrata.cli.kubectl import Cluster, KubectlError, add_cluster, cluster, unserved
 from kvstrata.cli.text import CommandError, table
 from kvstrata.contract.policy.api_keys import KEYS_DATA_KEY, TIME_FORMAT, api_keys_secret
 
@@ -79,7 +79,8 @@ def _add(options: argparse.Namespace) -> int:
     if not tenant or tenant != tenant.strip() or not tenant.isprintable():
         raise CommandError("--tenant takes printable characters without white space at the ends")
     namespace, secret = _secret_of(where, options.model)
-    warning = policy_warning(where.get("tenantcachepolicies,cachedomains")["items"], tenant, options.model, namespace)
+    objects = where.get("tenantcachepolicies,cachedomains")["items"]
+    warning = unserved(objects) or policy_warning(objects, tenant, options.model, namespace)
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     added = entry(tenant, key, datetime.now(UTC), options.note, options.days)
     _write(where, secret, lambda entries: [*entries, added])

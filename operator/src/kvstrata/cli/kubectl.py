@@ -61,6 +61,12 @@ def cluster(options: argparse.Namespace) -> Cluster:
     return Cluster(options.namespace, options.context, options.kubeconfig)
 
 
+def unserved(objects: list[Any]) -> str:
+    """Return a sentence if no CacheDomain among a namespace's objects has the claim of an operator; else nothing."""
+    served = any("servedBy" in (one.get("status") or {}) for one in objects)
+    return "" if served else "no operator serves the namespace: add it to watchNamespaces of a release\n"
+
+
 def _sentence(errors: str) -> str:
     """Return kubectl's last line: those before it repeat that the same request failed."""
     last = errors.strip().rpartition("\n")[2] or "kubectl failed without a message"

@@ -85,7 +85,7 @@ class Operator:
     def __init__(self, settings: Settings, kube: Kube) -> None:
         self._settings, self._kube = settings, kube
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
-        self._store.limits = (settings.external_redis, settings.host_paths)
+        self._store.allowed_servers, self._store.allowed_folders = settings.external_redis, settings.host_paths
         self._queue = WorkQueue(time.monotonic)
         self._secret_store = SecretStore(kube, settings.namespace, secrets.token_bytes, utc_now)
         self._ring = KeyRing()
@@ -238,8 +238,8 @@ class Operator:
             chains = Chains(self._kube, self._settings.namespace, utc_now, self._may_write)
             rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
-            allowed, name = self._settings.external_redis, self._settings.pod_name
-            jobs = Jobs(self._kube, context, utc_now, self._may_write, allowed)
+            name = self._settings.pod_name
+            jobs = Jobs(self._kube, context, utc_now, self._may_write, lambda: self._store.allowed_servers)
             may_write = partial(require_lead, self._may_write)
             erasures = Erasures(
                 ErasureDeps(
@@ -249,7 +249,7 @@ class Operator:
                     events=Events(self._kube),
                     record_store=RecordStore(self._kube, self._settings.namespace),
                     keys=KeyRevoker(*acting, name, utc_now, may_write, self._kms),
-                    looks=Looks(self._kube, name, utc_now, allowed=allowed),
+                    looks=Looks(self._kube, name, utc_now, allowed=lambda: self._store.allowed_servers),
                     pods=Pods(self._kube, gates, utc_now),
                     jobs=jobs,
                     chains=chains,
@@ -258,7 +258,7 @@ class Operator:
                 )
             )
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
-            backends = Backends(self._kube, self._store, self._queue, allowed)
+            backends = Backends(self._kube, self._store, self._queue)
             topologies = Topologies(self._kube, self._store, self._queue, self._may_write)
             credentials = CredentialWorker(*acting, self._may_write)
             workers: dict[type[Any], Worker] = {
@@ -303,6 +303,7 @@ class Operator:
                 if lists is None or not await _set_within(FIRST_LISTS_S, lists.complete):
                     await resync.objects(lambda _: None)
                 self._store.recall_departures()
+                await resync.api_server(self._settings.external_redis)
                 await resync.secrets()
             except KubeError as error:
                 delay_s = max(RETRY_S, error.retry_after_s or 0.0)
@@ -320,6 +321,7 @@ class Operator:
             self._listed.clear()
             delay_s = self._settings.resync_s
             try:
+                await resync.api_server(self._settings.external_redis)
                 await resync.objects(self._queue.add)
                 await resync.secrets()
                 self._enqueue_all()

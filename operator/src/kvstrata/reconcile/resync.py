@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
+from kvstrata.clients.resources import ENDPOINT_SLICE, OWN_RESOURCES, SECRET, Resource, child_resources
+from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 
@@ -42,6 +44,17 @@ class Resync:
             domain = self._store.domain(namespace)
             domain.judged_epochs |= epochs & domain.data_keys.keys()
         metrics.RESYNCS.inc()
+
+    async def api_server(self, allowed: AllowedServers) -> None:
+        """Allow these external servers, but for the addresses and ports at which the API server listens."""
+        try:
+            found = await self._kube.get(ENDPOINT_SLICE, "default", "kubernetes") or {}
+        except KubeError as error:
+            log.warning("tiers may name addresses of the API server, which cannot be read", extra={"error": str(error)})
+            return
+        ips = [ip for one in found.get("endpoints") or () for ip in one["addresses"]]
+        places = {f"[{ip}]:{one['port']}" for ip in ips for one in found.get("ports") or ()}
+        self._store.allowed_servers = replace(allowed, reserved=(*allowed.reserved, *sorted(places)))
 
     async def secrets(self) -> None:
         for scope in self._scopes:

@@ -30,14 +30,15 @@ MAX_DEPARTURES = 1000
 
 
 class Store:
-    """`entropy` returns 64 random bytes a call. `limits` are the allowed servers and folders of each World."""
+    """`entropy` returns 64 random bytes a call. Each World has `allowed_servers` and `allowed_folders`."""
 
     def __init__(self, entropy: Callable[[], bytes], now: Clock) -> None:
         self._entropy, self._now = entropy, now
         self._domains: dict[str, DomainStore] = {}
         self.term, self._mark_key = 0, b""
         self.installation: Installation | None = None
-        self.limits: tuple[AllowedServers | None, tuple[str, ...] | None] = (None, None)
+        self.allowed_servers: AllowedServers | None = None
+        self.allowed_folders: tuple[str, ...] | None = None
 
     def domain(self, namespace: str) -> DomainStore:
         found = self._domains.get(namespace)
@@ -45,7 +46,6 @@ class Store:
             # Not setdefault, which would build a store of thirty containers at each of millions of calls.
             versions = Versions(self._now)
             found = DomainStore(namespace, self.term, b"", versions=versions, mark_key=self._mark_key)
-            found.allowed_servers, found.allowed_folders = self.limits
             self._domains[namespace] = found
         return found
 
@@ -63,6 +63,7 @@ class Store:
         """Return the world for one plan; valid until the next await."""
         d = self.domain(namespace)
         d.term, d.entropy, d.installation = self.term, self._entropy(), self.installation
+        d.allowed_servers, d.allowed_folders = self.allowed_servers, self.allowed_folders
         return d
 
     def is_anothers(self, namespace: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstrata.cli import kubectl, pages
-from kvstrata.cli.kubectl import Cluster, KubectlError
+from kvstrata.cli.kubectl import Cluster, KubectlError, unserved
 from kvstrata.cli.report.page import Report, render
 from kvstrata.cli.report.panels import ERASURES, QUESTIONS, from_pages
 from kvstrata.cli.report.prometheus import Prometheus
@@ -72,7 +72,8 @@ def _report(options: argparse.Namespace, cluster: Cluster, now_s: float) -> Repo
         return Report(subject, at, source, f"{began} to {at}", panels, policies, invalidations)
     pods = pages.pods_of(cluster, options.model)
     if not pods:
-        raise KubectlError("no pod runs a CachedModel there: name its namespace with -n, or give --prometheus")
+        why = unserved(cluster.get("cachedomains.kvstrata.io")["items"])
+        raise KubectlError(why or "no pod runs a CachedModel there: name its namespace with -n, or give --prometheus")
     answers = list(pages.scrape(cluster, pods))
     read = [answer for answer in answers if isinstance(answer, pages.Page)]
     notes = [str(answer) for answer in answers if isinstance(answer, KubectlError)]

@@ -99,7 +99,7 @@ async def ask(
             async with asyncio.timeout(timeout_s):
                 found = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
             ips = list(dict.fromkeys(str(place[0]) for *_, place in found))
-            places = [(ip, address[1]) for ip in ips] if access.allowed.allows(address[0], ips) else []
+            places = [(ip, address[1]) for ip in ips] if access.allowed.allows(address[0], ips, address[1]) else []
         except (OSError, TimeoutError, ValueError) as error:
             return _failure(endpoint, reason_of(error))
     failed = _failure(endpoint, TierReason.ADDRESS_NOT_ALLOWED)

@@ -6,7 +6,7 @@ tier, and removes them after the adapter has applied one that does not. `policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import field
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Annotated
@@ -46,17 +46,22 @@ class AllowedServers:
     reserved: tuple[ShortText, ...] = ()
     plain_passwords: bool = False
 
-    def allows(self, host: str, addresses: Iterable[str]) -> bool:
+    def reserved_at(self, ports: Container[int]) -> frozenset[str]:
+        """Return the addresses that are reserved at one of these ports; entries are ADDRESS or [ADDRESS]:PORT."""
+        entries = (one.strip("[").partition("]:") for one in self.reserved)
+        return frozenset(address for address, _, port in entries if not port or int(port) in ports)
+
+    def allows(self, host: str, addresses: Iterable[str], port: int) -> bool:
         """Whether a connection to `host`, which has these addresses, is allowed."""
         name = host.lower().rstrip(".")
         named = any(name == one or (one.startswith("*.") and name.endswith(one[1:])) for one in self.hosts)
         is_named = named or not (self.hosts or self.networks)
-        return all(self._allows(ip_address(one.partition("%")[0]), is_named=is_named) for one in addresses)
+        return all(self._allows(ip_address(one.partition("%")[0]), port, is_named=is_named) for one in addresses)
 
-    def _allows(self, ip: IPv4Address | IPv6Address, *, is_named: bool) -> bool:
+    def _allows(self, ip: IPv4Address | IPv6Address, port: int, *, is_named: bool) -> bool:
         ip = (ip.ipv4_mapped if isinstance(ip, IPv6Address) else None) or ip
         is_local = ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified
-        if is_named and not is_local and str(ip) not in self.reserved:
+        if is_named and not is_local and str(ip) not in self.reserved_at((port,)):
             return True
         return any(ip in ip_network(network) for network in self.networks)
 

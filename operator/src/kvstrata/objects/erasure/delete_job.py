@@ -8,7 +8,9 @@ is created first, suspended, and owns the rest, so that nothing is left behind a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
@@ -20,7 +22,7 @@ from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import SECURITY, amounts, environment, mount
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.labels import metadata
-from kvstrata.objects.pod.access import DNS
+from kvstrata.objects.pod.access import DNS, pods_in
 from kvstrata.objects.pod.pod import SECRET_FILE_MODE, pod_security
 from kvstrata.objects.quantities import KIB, MIB, binary
 from kvstrata.objects.secret import build_secret
@@ -158,10 +160,10 @@ def build_deletion_secret(job: Mapping[str, Any], order: bytes, files: Mapping[s
     return build_secret(*_about(job), data) | {"immutable": True}
 
 
-def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dict[str, Any]:
+def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier, allowed: AllowedServers) -> dict[str, Any]:
     """Return the policy of the Job's pod: egress to the tier's servers and DNS, no ingress. External servers have no
-    pods to select, so only ports are limited, and link-local addresses excluded, of which one has a node's credentials
-    in many clouds. For an external cluster any port is allowed, because its servers announce their ports."""
+    pods to select, so pods and addresses are limited to the tier's ports. For an external cluster any port is allowed,
+    because its servers announce their ports."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -169,25 +171,33 @@ def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dic
         "spec": {
             "podSelector": {"matchLabels": job["spec"]["template"]["metadata"]["labels"]},
             "policyTypes": ["Ingress", "Egress"],
-            "egress": [DNS, _to_servers(tier)],
+            "egress": [DNS, _to_servers(tier, allowed)],
         },
     }
 
 
-def _to_servers(tier: CacheTier) -> dict[str, Any]:
+def _to_servers(tier: CacheTier, allowed: AllowedServers) -> dict[str, Any]:
     if tier.spec.managed is not None:
-        servers = {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": tier.namespace}},
-            "podSelector": {"matchLabels": labels.selector_of_tier(tier.name)},
-        }
+        servers = pods_in(tier.namespace, labels.selector_of_tier(tier.name))
         return {"to": [servers], "ports": [{"protocol": "TCP", "port": paths.REDIS_PORT}]}
+    ports = {"port": 1, "endPort": 65535} if tier.spec.is_cluster else {"port": _link(tier).endpoints[0][1]}
     # In some networks, blocks of addresses match no pods.
-    blocks = (("0.0.0.0/0", "169.254.0.0/16"), ("::/0", "fe80::/10"))
-    to = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": every, "except": [local]}} for every, local in blocks)]
-    if tier.spec.is_cluster:
-        return {"to": to, "ports": [{"protocol": "TCP", "port": 1, "endPort": 65535}]}
-    ports = sorted({port for _, port in _link(tier).endpoints})
-    return {"to": to, "ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    to = [{"namespaceSelector": {}}, *({"ipBlock": block} for block in _blocks(tier, allowed))]
+    return {"to": to, "ports": [{"protocol": "TCP", **ports}]}
+
+
+def _blocks(tier: CacheTier, allowed: AllowedServers) -> list[dict[str, Any]]:
+    """Return the addresses that external servers may have: that of the tier, the networks of the installation, or all
+    but local and reserved ones. A link-local address has a node's credentials in many clouds."""
+    (host, port), *_ = _link(tier).endpoints
+    with suppress(ValueError):  # a name
+        if not tier.spec.is_cluster:
+            return [{"cidr": str(ip_network(host))}] if allowed.allows(host, [host], port) else []
+    if allowed.networks and not allowed.hosts:
+        return [{"cidr": one} for one in allowed.networks]
+    reserved = allowed.reserved_at(range(65_536) if tier.spec.is_cluster else (port,))
+    barred = [str(ip_network(one)) for one in ("127.0.0.0/8", "169.254.0.0/16", "::1", "fe80::/10", *sorted(reserved))]
+    return [{"cidr": c, "except": [one for one in barred if (":" in one) == (":" in c)]} for c in ("0.0.0.0/0", "::/0")]
 
 
 def _tier_params(tier: CacheTier) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier, models: Sequen
     if tier.spec.managed is None:
         return None
     servers = {"podSelector": {"matchLabels": labels.selector_of_tier(tier.name)}}
-    deletions = _beside_the_operator(ctx, labels.deletes_from(tier.namespace, tier.name))
+    deletions = pods_in(ctx.operator_namespace, labels.deletes_from(tier.namespace, tier.name))
     named = {"matchExpressions": [{"key": labels.MODEL, "operator": "In", "values": sorted(models)}]}
     callers = [*([{"podSelector": named}] if models else []), _operator(ctx), deletions]
     among_servers = [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]
@@ -67,12 +67,12 @@ def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier, models: Sequen
 
 
 def _operator(ctx: BuildContext) -> dict[str, Any]:
-    return _beside_the_operator(ctx, ctx.operator_labels)
+    return pods_in(ctx.operator_namespace, ctx.operator_labels)
 
 
-def _beside_the_operator(ctx: BuildContext, pods: Mapping[str, str]) -> dict[str, Any]:
+def pods_in(namespace: str, pods: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ctx.operator_namespace}},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "podSelector": {"matchLabels": dict(pods)},
     }
 

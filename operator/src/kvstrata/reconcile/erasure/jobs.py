@@ -54,7 +54,7 @@ class Jobs:
     ctx: BuildContext
     now: Callable[[], datetime]
     may_write: Callable[[], bool] = lambda: True
-    allowed: AllowedServers | None = None
+    allowed: Callable[[], AllowedServers | None] = lambda: None
 
     async def start(self, order: TierDeletion) -> DeletionRun:
         """Start the Job of an order, or resume or return an existing one. Raises KubeError; LookupError, which names
@@ -63,12 +63,13 @@ class Jobs:
         tier, name = order.tier, names.deletion_job(order.erasure, order.tier.name, order.round)
         job = await self._find(name, order.erasure)
         if job is None or _is_suspended(job):
-            what, files = delete_job.deletion_order(order, self.allowed), await self._files(tier)
+            what, files = delete_job.deletion_order(order, self.allowed()), await self._files(tier)
             if job is None:
                 job = await self._make(JOB, delete_job.build_deletion_job(self.ctx, order))
             if _is_suspended(job):
                 await self._make(SECRET, delete_job.build_deletion_secret(job, what, files))
-                await self._make(NETWORK_POLICY, delete_job.build_deletion_networkpolicy(job, tier))
+                allowed = self.allowed() or AllowedServers()
+                await self._make(NETWORK_POLICY, delete_job.build_deletion_networkpolicy(job, tier, allowed))
                 job = await self._resume(job)
                 log.info("deletion begun", extra={"job": name, "tier": tier.name, "round": order.round})
         return await self._run(job, order.erasure)

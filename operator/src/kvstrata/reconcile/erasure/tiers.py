@@ -34,7 +34,7 @@ class Looks:
     operator: str
     now: Callable[[], datetime]
     verifier: Callable[..., TierVerifier] = TierVerifier
-    allowed: AllowedServers | None = None
+    allowed: Callable[[], AllowedServers | None] = lambda: None
 
     async def servers(self, record: ErasureRecord, tier: CacheTier) -> TierNow:
         try:
@@ -82,7 +82,7 @@ class Looks:
         except UnicodeDecodeError:
             why = f"the password in Secret {(asked.password or ('',))[0]} is not UTF-8 text"
             raise LookError(tier.name, why) from None
-        allowed = self.allowed if is_external(tier) else None
+        allowed = self.allowed() if is_external(tier) else None
         access = Access(password, authority, asked.username, allowed)
         return self.verifier(asked.endpoint, asked.server_name, access, cluster=asked.cluster)
 

@@ -12,7 +12,7 @@ from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.redis.external import check_external
 from kvstrata.clients.redis.probe import Access
-from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES, AllowedServers, password_in
+from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES, password_in
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.refs import Key
@@ -31,9 +31,9 @@ MAX_CONNECTIONS = 32
 class Backends(Background):
     """Probes tiers' servers, one probe at a time for each tier."""
 
-    def __init__(self, kube: Kube, store: Store, queue: WorkQueue, allowed: AllowedServers | None = None) -> None:
+    def __init__(self, kube: Kube, store: Store, queue: WorkQueue) -> None:
         super().__init__(queue)
-        self._kube, self._store, self._allowed = kube, store, allowed
+        self._kube, self._store = kube, store
         self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
     def begin(self, namespace: str, order: ProbeBackend) -> None:
@@ -57,7 +57,7 @@ class Backends(Background):
         else:
             pairs = ((asked.password, password), (asked.authority, authority))
             read = {where: value for where, value in pairs if where is not None and value is not None}
-            report = await self._checks(order, Access(text, authority, asked.username, self._allowed))
+            report = await self._checks(order, Access(text, authority, asked.username, self._store.allowed_servers))
         if not self._is_asked(namespace, order.tier):
             return
         if report.reachable:

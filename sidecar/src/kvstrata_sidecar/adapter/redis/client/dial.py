@@ -71,7 +71,7 @@ def read_password(path: str) -> bytes:
 def _reach(address: Address, allowed: AllowedServers | None, timeout_s: float) -> socket.socket:
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     places = list(dict.fromkeys(str(place[0]) for *_, place in found))
-    if allowed is not None and not allowed.allows(address.host, places):
+    if allowed is not None and not allowed.allows(address.host, places, address.port):
         raise AccessError(f"{address}: the installation does not allow its address (externalRedis of the chart)")
     for place in places[:-1]:
         with suppress(OSError):
