@@ -53,7 +53,8 @@ class Resync:
             log.warning("tiers may name addresses of the API server, which cannot be read", extra={"error": str(error)})
             return
         ips = [ip for one in found.get("endpoints") or () for ip in one["addresses"]]
-        places = {f"[{ip}]:{one['port']}" for ip in ips for one in found.get("ports") or ()}
+        ports = [one["port"] for one in found.get("ports") or () if "port" in one]
+        places = {f"[{ip}]:{port}" for ip in ips for port in ports}
         self._store.allowed_servers = replace(allowed, reserved=(*allowed.reserved, *sorted(places)))
 
     async def secrets(self) -> None:
