@@ -96,7 +96,9 @@ class Verifier:
         if server.problem:
             return TierLook((), (Failure("Timeout", server.problem),), "", "")
         found = server.names(keyspaces, chunks)
-        node = NodeLook(server.node, "redis:6379", True, len(found), SIZE * len(found), names=tuple(found))
+        others = len(server.names(keyspaces)) - len(found)
+        size = SIZE * len(found)
+        node = NodeLook(server.node, "redis:6379", True, len(found), size, names=tuple(found), unsought=others)
         return TierLook((node,), (), server.slots, server.slots)
 
     async def servers(self, domain: str, keyspaces: Any) -> TierLook:

@@ -91,7 +91,8 @@ class Residue(Meaningful):
     )
     CONTINUATIONS = (
         "Continuations",
-        "a tier keeps blocks of text after the prefix: only a request that begins with the prefix finds them",
+        "a tier keeps blocks of text after the prefix: only a request that begins with the prefix finds them; the "
+        "count is an upper bound: all blocks of the scopes there",
         *_ORDERED,
     )
     ABANDONED = (

@@ -208,7 +208,7 @@ class Deletion(_Fact):
 @dataclass(frozen=True, slots=True)
 class Look(_Fact):
     """One verification of a tier: digests of the slot map before and after, the number of primaries, and the remainder
-    on each that answered."""
+    on each that answered. `others` are the keyspaces' blocks of chunks that are not erased; None if not counted."""
 
     ABOUT = ("tier",)
     tier: str
@@ -216,6 +216,7 @@ class Look(_Fact):
     began: datetime
     ended: datetime
     slots_before: str
+    WIRE = Wire("a fact of an erasure", camel=True, omit=("others",))
     slots_after: str
     primaries: int
     left: Mapping[str, Amount]
@@ -225,6 +226,7 @@ class Look(_Fact):
 
 
 @dataclass(frozen=True, slots=True)
+    others: int | None = None
 class ServersSeen(_Fact):
     """Versions of a tier's servers, by the first regular check of them that an operator knew."""
 

@@ -56,7 +56,10 @@ def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]
     items |= {ResidueItem(kind, "", 0) for kind in required_residue(receipt) - {item.kind for item in items}}
     items |= {ResidueItem(Residue.SHARED_SCOPE_EXCLUDED, name, 1) for name in order.excluded_scopes}
     items |= {ResidueItem(Residue.TIER_EXCLUDED, name, 0) for name in order.excluded_tiers}
-    items |= {ResidueItem(Residue.CONTINUATIONS, tier.tier, 0) for tier in receipt.tiers if order.chunks}
+    for tier in receipt.tiers if order.chunks else ():
+        look = erasure.only(facts.Look, tier.tier)
+        if (others := look.others if look and evidence.counts(erasure, look) else None) != 0:
+            items.add(ResidueItem(Residue.CONTINUATIONS, tier.tier, others or 0))
     lost = [one for one in erasure.of(facts.TierLost) if not one.unused]
     servers = Counter(one.tier for one in lost if one.server)
     items |= {ResidueItem(Residue.TIER_LOST, tier, servers[tier]) for tier in {one.tier for one in lost}}
