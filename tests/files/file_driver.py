@@ -188,4 +188,5 @@ def purge(
     """Remove all blocks of these keyspaces, as an erasure does, and wait for those in use; None if it takes longer."""
     found = eraser._within(timeout_s, lambda: eraser._purge(frozenset(keyspaces), wait_s))
     held = eraser._files.index.condemned(keyspaces)
-    return None if found is None else Purged(found.deleted, len(held), found.residue)
+    gone = sum((eraser._tallies.get(keyspace, Amount()) for keyspace in keyspaces), Amount())
+    return None if found is None else Purged(gone, len(held), found.residue)

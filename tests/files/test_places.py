@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
 from kvstrata.contract.store.block_file import ROOT
 from kvstrata_sidecar.adapter.files.directories import MOST_PLACES, Folder, PlacedDisk, Reaper
+from kvstrata_sidecar.adapter.files.disk import Disk
 from kvstrata_sidecar.adapter.files.health import DiskError
 from kvstrata_sidecar.adapter.files.housekeeping import FORMER_LIFE_S, TURN_S
 from tests.files.file_driver import FILE_BYTES, FileDriver, block, blocks, file_of, files_in
@@ -145,3 +147,86 @@ class TestReaping:
         ]
         assert Reaper(folder, lambda _: 1.0).reap() == 0
         assert all(path.exists() for path in others)
+
+
+class TestErasing:
+    @pytest.fixture
+    def driver(self, start: Start, gate: GateStandIn, folder: Folder) -> FileDriver:
+        driver = start(folder.path, place="chat")
+        driver.until_ready()
+        gate.allow(KEYSPACE_A, KEYSPACE_B)
+        driver.store(blocks(KEYSPACE_A, 1))
+        gate.allow(KEYSPACE_B)
+        return driver
+
+    def left_behind(self, place: Path, keyspace: str = KEYSPACE_A) -> Path:
+        path = file_of(place, block(keyspace, 2))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\x41" * FILE_BYTES)
+        return path
+
+    def erased(self, driver: FileDriver) -> ErasedTier:
+        found: list[ErasedTier] = []
+
+        def complete() -> bool:
+            found.append(driver.tier.erase([KEYSPACE_A], lambda *_: None))
+            return found[-1].complete
+
+        driver.until(complete)
+        return found[-1]
+
+    def test_files_in_places_that_ended_cache_servers_had_go_with_the_own_ones_overwritten(
+        self, driver: FileDriver, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other_model = folder.of_tier / "gone" / "0"
+        going = [self.left_behind(folder.place(1)), self.left_behind(other_model)]
+        spare = other_model / ROOT / ".0123"
+        spare.write_bytes(b"\x41" * FILE_BYTES)
+        staying = [
+            self.left_behind(folder.place(1), KEYSPACE_B),
+            self.left_behind(Folder(folder.path, DOMAIN, "other", "chat").place(0)),
+            self.left_behind(Folder(folder.path, "e" * 16, "disk", "chat").place(0)),
+        ]
+        overwritten: list[str] = []
+        kept = Disk.overwrite
+
+        def noted(disk: Disk, keyspace: str, name: str) -> None:
+            overwritten.append(name)
+            kept(disk, keyspace, name)
+
+        monkeypatch.setattr(Disk, "overwrite", noted)
+        row = self.erased(driver)
+        assert (row.deleted, row.found) == (Amount(3, 3 * FILE_BYTES), Amount(3, 3 * FILE_BYTES))
+        assert Check.PLACES in row.checked
+        assert not any(path.exists() for path in [*going, spare])
+        assert all(path.exists() for path in staying)
+        assert {going[0].name, spare.name} <= set(overwritten)
+
+    def test_files_in_a_place_that_another_cache_server_has_are_left_to_it_and_reported(
+        self, driver: FileDriver, folder: Folder
+    ) -> None:
+        path = self.left_behind(folder.place(1))
+        disk = taken(folder)
+        assert disk.path == folder.place(1)
+        row = self.erased(driver)
+        assert Check.PLACES not in row.checked
+        assert (row.complete, path.exists()) == (True, True)
+        disk.close()
+        assert Check.PLACES in self.erased(driver).checked
+        assert not path.exists()
+
+    def test_a_place_that_cannot_be_looked_through_is_no_empty_one_and_hides_no_other(
+        self, driver: FileDriver, folder: Folder
+    ) -> None:
+        file_of(folder.of_tier / "broken" / "0", block(KEYSPACE_A)).mkdir(parents=True)
+        root = folder.of_tier / "another" / "0" / ROOT
+        root.parent.mkdir(parents=True)
+        root.write_bytes(b"")
+        path = self.left_behind(folder.place(1))
+        row = self.erased(driver)
+        assert (row.complete, Check.PLACES in row.checked, path.exists()) == (True, False, False)
+
+
+def test_without_a_folder_of_the_node_there_are_no_places_of_others(driver: FileDriver, gate: GateStandIn) -> None:
+    gate.allow(KEYSPACE_B)
+    assert Check.PLACES not in driver.tier.erase([KEYSPACE_A], lambda *_: None).checked

@@ -97,6 +97,8 @@ def test_chunks_go_whoever_computed_them_and_all_else_of_the_keyspace_stays(
     assert report.sums == (gone, gone, NOTHING)
     staying = [number for number in range(COUNT) if number not in GOING]
     assert values(redis_server) == named(KEYSPACE_A, *staying)
+    (seen,) = look(redis_server.port, chunks=CHUNKS).nodes
+    assert (seen.values, seen.unsought) == (0, len(staying)), "the rest is counted, without another keyspace's"
     assert values(redis_server, KEYSPACE_B) == named(KEYSPACE_B, *range(COUNT))
     assert charged(redis_server) == len(staying) * len(VALUE)
 

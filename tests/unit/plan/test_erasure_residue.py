@@ -45,7 +45,7 @@ def test_a_pod_that_ended_mid_erase_took_its_memory_along() -> None:
     assert verdict_of(step_of(*facts, seen=gone)) is not None
 
 
-def test_files_that_an_ended_pod_left_are_erased_by_no_other_pod_and_claimed_by_no_receipt() -> None:
+def test_files_that_an_ended_pod_left_in_an_unknown_folder_are_erased_by_no_other_and_claimed_by_no_receipt() -> None:
     pods, files = (witness("p1", FILES), witness("p2", FILES)), {"files": Copies(9, 9, 0, 900)}
     own = replace(erased("p1"), copies=files)
     facts = (rolled(*pods), acked("p1"), ended("p2", 4), *removed(), deleted("n1"), deleted("n2"), own)
@@ -67,6 +67,35 @@ def test_files_that_ended_pods_left_are_residue_by_node_and_folder_with_the_numb
     left = facts_of(Erasure(order(tiers=())).with_facts(*facts)).residue
     named = [(item.about, item.count) for item in left if item.kind is Residue.COPY_UNREACHABLE]
     assert named == [(here.place, 2), (there.place, 1)]
+
+
+def test_files_of_an_ended_pod_are_erased_by_one_with_the_same_folder_and_counted_by_it() -> None:
+    here, there = (replace(FILES, place=f"node-{n}:/disks/kvs1/d1/files/chat") for n in (1, 2))
+    pods, found = (witness("p1", here), witness("p2", here)), {"files": Copies(9, 9, 0, 900)}
+    facts = (rolled(*pods), acked("p1"), ended("p2", 4), *removed())
+    own = replace(erased("p1"), copies=found)
+    short = step_of(*facts, own, tiers=())
+    assert [one for one in short.orders if isinstance(one, AskPodToErase)] == [AskPodToErase("p1", 2, ("files",))]
+    assert "Erased" not in holding(short), "it found files in a place of another"
+    exhausted = [replace(own, round=turn) for turn in (1, 2, 3)]
+    step = step_of(*facts, *exhausted, probed("p1", round=3), tiers=())
+    assert (step.orders, step.decision.reason) == ((), R.COPY_UNREACHABLE)
+    whole = Erasure(order(tiers=())).with_facts(
+        *facts, own, replace(own, round=2, folders=("files",)), probed("p1", 50)
+    )
+    rows = {pod.uid: pod.tiers[0].erased for pod in facts_of(whole).pods}
+    assert rows == {"p1": Copies(9, 9, 0, 900), "p2": Copies(0, 0, 0, 0)}, "a cache server counts since its start"
+    assert Residue.COPY_UNREACHABLE not in {item.kind for item in facts_of(whole).residue}
+    assert ReceiptClaim.VERIFIED in set(Record.of_erasure(HEAD, facts_of(whole)).claimed)
+    away = (rolled(witness("p1", there), witness("p2", here)), *facts[1:], replace(own, folders=("files",)))
+    named = [item.about for item in facts_of(Erasure(order(tiers=())).with_facts(*away)).residue]
+    assert here.place in named, "another node's"
+
+
+def test_folders_where_no_pod_looked_are_named_for_each_tier_and_deny_no_claim() -> None:
+    facts = facts_of(Erasure(order(folders=("disks",))).with_facts(*until_verified()))
+    assert [item.about for item in facts.residue if item.kind is Residue.UNSEEN_FOLDERS] == ["disks"]
+    assert ReceiptClaim.VERIFIED in set(Record.of_erasure(HEAD, facts).claimed)
 
 
 def test_copies_that_nobody_can_reach_are_waited_for_then_it_fails_and_says_which() -> None:

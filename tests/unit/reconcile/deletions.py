@@ -96,9 +96,9 @@ async def acked_until(made: World, holds: Callable[[], object], *, tick_s: float
     raise AssertionError(f"it never came: {stored(made.sim, POLICY, 'acme')}, {erasing(made.sim)}")
 
 
-def end_pods(sim: Simulation) -> None:
-    """Let every pod end, as a kubelet reports it, and go."""
-    for name in list(sim.world.pods.get("tiny", {})):
+def end_pods(sim: Simulation, *only: str) -> None:
+    """Let these pods end, or every one, as a kubelet reports it, and go."""
+    for name in only or list(sim.world.pods.get("tiny", {})):
         raw = dict(sim.kube.objects[("Pod", NAMESPACE, name)])
         ended = [{"name": "engine", "state": {"terminated": {}}}]
         sim.put({**raw, "status": {**raw["status"], "phase": "Succeeded", "containerStatuses": ended}})

@@ -20,6 +20,7 @@ from kvstrata.contract.messages.erase import (
     REQUIRED,
     AdapterErased,
     AdapterVerified,
+    Check,
     Erased,
     ErasedTier,
     EraseOutcome,
@@ -96,7 +97,9 @@ class Verifier:
         if server.problem:
             return TierLook((), (Failure("Timeout", server.problem),), "", "")
         found = server.names(keyspaces, chunks)
-        node = NodeLook(server.node, "redis:6379", True, len(found), SIZE * len(found), names=tuple(found))
+        others = len(server.names(keyspaces)) - len(found)
+        size = SIZE * len(found)
+        node = NodeLook(server.node, "redis:6379", True, len(found), size, names=tuple(found), unsought=others)
         return TierLook((node,), (), server.slots, server.slots)
 
     async def servers(self, domain: str, keyspaces: Any) -> TierLook:
@@ -226,6 +229,8 @@ class Gates:
         self.verified: list[tuple[str, VerifyRequest]] = []
         self.away: set[str] = set()
         self.holding: set[str] = set()
+        self.missing_places: set[str] = set()
+        """Pods that find files in places of others in their folder."""
         self.finding: set[str] = set()
         self.resets: list[str] = []
         self.engines: dict[str, list[ResetOutcome]] = {}
@@ -252,7 +257,12 @@ class Gates:
             remaining=Blocks(2, 0) if held else Blocks(), reading=2 if held else 0,
         )  # fmt: skip
         outcome = EraseOutcome.REMAINING if held else EraseOutcome.COMPLETE
-        cache = AdapterErased(state.cache_boot, state.acked, 1, outcome, tiers=(row,), elsewhere=("shared",))
+        rows: tuple[ErasedTier, ...] = (row,)
+        if "disk" in request.tiers:
+            checks = REQUIRED["NVMe"] | (set() if pod in self.missing_places else {Check.PLACES})
+            files = Blocks(4, 40)
+            rows += (ErasedTier("disk", "NVMe", True, files, files, checked=tuple(sorted(checks))),)
+        cache = AdapterErased(state.cache_boot, state.acked, 1, outcome, tiers=rows, elsewhere=("shared",))
         said = Erased(state.gate_boot, state.acked, cache)
         return said, token
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvstrata.contract.messages.engine_reset import ResetOutcome
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
-from tests.support.objects import NAMESPACE, model, own
+from tests.support.objects import NAMESPACE, model, own, pod
 from tests.unit.reconcile.deletions import end_pods
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
@@ -69,13 +69,24 @@ def test_a_pod_that_still_holds_something_is_asked_again_and_its_reason_is_told(
     assert made.proven() == ALL
 
 
-@pytest.mark.parametrize("folder", [True, False])
-def test_files_of_pods_that_ended_are_residue_by_node_and_folder_where_they_outlive_them(folder: bool) -> None:
+def with_files(folder: bool = True) -> World:
+    """Two pods of one node with files, in a folder of the node or in their own volumes."""
     made = world()
     nvme = {"hostPath": {"path": "/disks"}} if folder else {"emptyDir": {}}
     made.sim.put(own("CacheTier", "disk", {"medium": "NVMe", "capacityPerPod": "10Gi", "nvme": nvme}))
     made.sim.put(model(tiers=("cpu", "disk", "shared")))
     made.sim.come_to_rest()
+    return made
+
+
+def residue(made: World, kind: Residue) -> list[tuple[str, int]]:
+    (facts,) = made.chain.issued
+    return [(item.about, item.count) for item in facts.residue if item.kind is kind]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_files_of_pods_that_ended_are_residue_by_node_and_folder_where_they_outlive_them(folder: bool) -> None:
+    made = with_files(folder)
 
     async def story(w: World) -> None:
         order(w.sim, allowResidue=True)
@@ -84,9 +95,55 @@ def test_files_of_pods_that_ended_are_residue_by_node_and_folder_where_they_outl
         await w.until(lambda: w.phase == "Complete", tick_s=5)
 
     run(story, made)
+    place = f"node:/disks/kvs1/{made.sim.world.domain_id}/disk/tiny"
+    assert residue(made, Residue.COPY_UNREACHABLE) == ([(place, 2)] if folder else [])
+    assert residue(made, Residue.UNSEEN_FOLDERS) == ([("disk", 0)] if folder else [])
+
+
+def test_files_of_a_pod_that_ended_are_erased_by_one_that_lives_on_its_node() -> None:
+    made = with_files()
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await w.until(lambda: w.status.get("rolledTime"))
+        end_pods(w.sim, "pod-1")
+        w.sim.ack("pod-0")
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert made.proven() == ALL
+    assert residue(made, Residue.COPY_UNREACHABLE) == []
+    assert residue(made, Residue.UNSEEN_FOLDERS) == [("disk", 0)], "other nodes may have files of earlier pods"
+
+
+@pytest.mark.parametrize("finds", [False, True])
+def test_a_pod_that_begins_on_the_node_of_one_that_ended_erases_its_files(finds: bool) -> None:
+    made = with_files()
+    made.gates.missing_places = {"pod-2"} if finds else set()
+
+    async def story(w: World) -> None:
+        order(w.sim, allowResidue=True)
+        await w.until(lambda: w.status.get("rolledTime"))
+        end_pods(w.sim)
+        await w.until(lambda: "stayed on its node" in w.status.get("message", ""))
+        assert "Erased" not in w.holds()
+        w.sim.put(pod("pod-2"))
+        w.address("pod-2", "10.0.0.9")
+        w.sim.ack("pod-2")
+        await w.until(lambda: w.phase == "Complete", tick_s=5)
+
+    run(story, made)
+    asked = [name for name, _ in made.gates.erased]
     (facts,) = made.chain.issued
-    left = [(item.about, item.count) for item in facts.residue if item.kind is Residue.COPY_UNREACHABLE]
-    assert left == ([(f"node:/disks/kvs1/{made.sim.world.domain_id}/disk/tiny", 2)] if folder else [])
+    assert made.sim.pod("pod-2").uid in {one.uid for one in facts.pods}
+    place = f"node:/disks/kvs1/{made.sim.world.domain_id}/disk/tiny"
+    if finds:
+        assert asked == ["pod-2"] * 3
+        assert residue(made, Residue.COPY_UNREACHABLE) == [(place, 2)]
+    else:
+        assert asked == ["pod-2"]
+        assert made.proven() == ALL
+        assert residue(made, Residue.COPY_UNREACHABLE) == []
 
 
 def test_an_answer_with_another_pods_token_proves_nothing() -> None:

@@ -16,7 +16,7 @@ from kvstrata.plan.erasure.policy_deletion import ABANDON
 from tests.support.objects import NAMESPACE, group, invalidation, model, pod, policy, pool, redis_tier
 from tests.unit.plan.invalidations import at_rest
 from tests.unit.plan.rendered_pools import TEXT, rendered_by
-from tests.unit.reconcile.erasing import KIND, World
+from tests.unit.reconcile.erasing import CHUNK, KIND, World
 from tests.unit.reconcile.erasure_stories import acked, run
 
 PROVEN = {ReceiptClaim.UNREACHABLE, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED}
@@ -166,7 +166,24 @@ def test_without_tenants_everybodys_chunks_go_and_pools_are_named_as_left() -> N
     left = {item.about for item in facts.residue if item.kind is Residue.SHARED_SCOPE_EXCLUDED}
     assert left == {"manual"}
     after = [(item.about, item.count) for item in facts.residue if item.kind is Residue.CONTINUATIONS]
-    assert after == [("shared", 0)], "blocks of text after the prefix stay, and their number is unknown"
+    assert after == [("shared", 6)], "of the blocks that stay, all may be of text after the prefix"
+
+
+def test_where_a_tier_keeps_no_other_block_of_the_scopes_no_continuation_is_named() -> None:
+    made = world()
+    chunks = {name.rpartition(":")[2] for name in made.server.values[made.sim.entry("acme").keyspace]}
+    prefix = tuple(bytes.fromhex(one) for one in chunks if one[2:] != CHUNK[1:].hex())
+    made.server.fill(made.sim.world.domain_id or "", made.sim.entry("acme").keyspace, blocks=0, chunks=prefix)
+
+    async def story(w: World) -> None:
+        order(w)
+        await acked(w)
+        await complete(w)
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    assert made.proven() == PROVEN
+    assert Residue.CONTINUATIONS not in {item.kind for item in facts.residue}
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,13 @@ STATE = "#s"
 
 @dataclass
 class Sorted:
-    """Names found, without the duplicates that SCAN may return."""
+    """Names found, without the duplicates that SCAN may return; `unsought` counts values of other chunks, with them."""
 
     names: Names
     values: set[str] = field(default_factory=set)
     states: set[str] = field(default_factory=set)
     others: set[str] = field(default_factory=set)
+    unsought: int = 0
 
     def add(self, listed: Iterable[str]) -> None:
         for name in listed:
@@ -37,6 +38,7 @@ class Sorted:
             if part is None:
                 continue
             if self.names.chunks and part.rpartition(":")[2] not in self.names.chunks:
+                self.unsought += not part.startswith("#")
                 continue
             kind = self.states if part == STATE else self.others if part.startswith("#") else self.values
             kind.add(name)

@@ -54,7 +54,7 @@ class NodeLook:
 
     `values` are blocks, `index` everything else, on a primary without the tombstones that a deletion leaves for a week.
     `names` are those of values, at most MAX_NAMES, and `value_bytes` their size on a primary. `idle`: a primary without
-    slots.
+    slots. At most `unsought` are values of other chunks.
     """
 
     node: str
@@ -65,6 +65,7 @@ class NodeLook:
     index: int = 0
     names: tuple[str, ...] = ()
     idle: bool = False
+    unsought: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ async def _look(server: _Server, standing: Standing, found: Sorted) -> NodeLook:
         for some in parts(names, SLOTS_AT_ONCE):
             answers = await server.ask([("STRLEN", name) for name in some], errors=True)
             size += sum(answer for answer in answers if isinstance(answer, int))
-    return standing.look(values=len(found.values), value_bytes=size, index=index, names=names)
+    return standing.look(values=len(found.values), value_bytes=size, index=index, names=names, unsought=found.unsought)
 
 
 async def _peers(client: redis.Redis) -> tuple[Peer, ...]:

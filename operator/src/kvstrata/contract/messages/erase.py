@@ -47,6 +47,7 @@ class Check(Meaningful):
     INDEX = "Index", "The index of files has no block of the keyspaces: none readable, being written or being removed."
     DIRECTORY = "Directory", "The keyspaces' directories were listed after the removal was synced, and hold no file."
     SPARES = "Spares", "Each file that was kept to be written over is removed or written over in full."
+    PLACES = "Places", "In a node's folder no place of the tier, in use or not, holds a file of the keyspaces."
 
 
 REQUIRED: Mapping[str, frozenset[Check]] = {

@@ -159,7 +159,8 @@ class PodTier:
     """Whether its data stays on the node or in a volume when the pod is gone."""
 
     erased: Copies | None
-    """Blocks erased, as reported by the pod; null without a report."""
+    """Blocks erased, as reported by the pod; null without a report. Zeros for files of a pod that ended if another pod
+    erased the node's folder: it counts them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,10 @@ class Residue(Meaningful):
         "files of a pod that is gone are on a node or volume that could not be reached",
         _COPIES,
     )
+    UNSEEN_FOLDERS = (
+        "UnseenFolders",
+        "files of pods that ended before the order may be in a tier's folder on nodes without a pod that erased it",
+    )
     SERVER_UNREACHABLE = "ServerUnreachable", "a server of a tier did not answer", _COPIES
     KEYS_REMAIN = "KeysRemain", "keys were found that are not deleted", _COPIES
     TIER_LOST = "TierLost", "a tier was removed, or its servers replaced, before it was erased", _COPIES
@@ -91,7 +95,8 @@ class Residue(Meaningful):
     )
     CONTINUATIONS = (
         "Continuations",
-        "a tier keeps blocks of text after the prefix: only a request that begins with the prefix finds them",
+        "a tier keeps blocks of text after the prefix: only a request that begins with the prefix finds them; the "
+        "count is an upper bound: all blocks of the scopes there",
         *_ORDERED,
     )
     ABANDONED = (

@@ -16,9 +16,23 @@ from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
 def witnesses(erasure: Erasure) -> tuple[facts.Witness, ...]:
-    """Return every pod that may have used revoked blocks; empty before the epochs are rolled."""
+    """Return every pod that may have used revoked blocks, and those that joined; empty before the epochs are rolled."""
     rolled = erasure.only(facts.Rolled)
-    return rolled.witnesses if rolled else ()
+    joined = {one.uid: one.joins for one in erasure.of(facts.PodSeen) if one.joins}
+    return (*rolled.witnesses, *joined.values()) if rolled else ()
+
+
+def emptied(erasure: Erasure, left: facts.HeldTier) -> bool:
+    """Whether a pod found no file in all of a folder, when no witness wrote there any more."""
+    there = [one.uid for one in witnesses(erasure) if left.place and left in one.tiers]
+    return any(left.name in answer.folders for uid in there if (answer := answer_of(erasure, uid)) is not None)
+
+
+def files_left(erasure: Erasure) -> frozenset[facts.HeldTier]:
+    """Return tiers with folders where witnesses that ended may have left files."""
+    gone = {one.uid for one in erasure.of(facts.PodSeen) if one.standing is Standing.ENDED}
+    left = {held for one in witnesses(erasure) if one.uid in gone for held in one.tiers if held.place}
+    return frozenset(held for held in left if not emptied(erasure, held))
 
 
 def standing_of(erasure: Erasure, uid: str) -> facts.PodSeen | None:

@@ -89,8 +89,10 @@ class Rolled(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class PodSeen(_Fact):
-    """State of a witness, as in a receipt (`PodFact`); the first report of the same processes stands."""
+    """State of a witness, as in a receipt (`PodFact`); the first report of the same processes stands. `joins`: it began
+    after the roll and uses a folder with files of one that ended."""
 
+    WIRE = Wire("a fact of an erasure", camel=True, omit=("joins",))
     ABOUT = ("uid", "standing", "gate_boot", "cache_boot", "revision")
     uid: str
     standing: Standing
@@ -99,12 +101,15 @@ class PodSeen(_Fact):
     cache_boot: str = ""
     revision: int = 0
     fence: Fence | None = None
+    joins: Witness | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PodErased(_Fact):
-    """A pod's answer to the erase order. `copies` is by tier, `round` counts the orders."""
+    """A pod's answer to the erase order. `copies` is by tier, `round` counts the orders. `folders` are tiers of which
+    no pod's place in the node's folder has a file."""
 
+    WIRE = Wire("a fact of an erasure", camel=True, omit=("folders",))
     ABOUT = ("uid", "round", "gate_boot", "cache_boot")
     uid: str
     round: int
@@ -112,6 +117,7 @@ class PodErased(_Fact):
     cache_boot: str
     at: datetime
     copies: Mapping[str, Copies]
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +214,9 @@ class Deletion(_Fact):
 @dataclass(frozen=True, slots=True)
 class Look(_Fact):
     """One verification of a tier: digests of the slot map before and after, the number of primaries, and the remainder
-    on each that answered."""
+    on each that answered. `others` are the keyspaces' blocks of chunks that are not erased; None if not counted."""
 
+    WIRE = Wire("a fact of an erasure", camel=True, omit=("others",))
     ABOUT = ("tier",)
     tier: str
     by: str
@@ -219,6 +226,7 @@ class Look(_Fact):
     slots_after: str
     primaries: int
     left: Mapping[str, Amount]
+    others: int | None = None
 
     def _rank(self) -> float:
         return _seconds(self.began)

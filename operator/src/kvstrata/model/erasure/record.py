@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.facts import Component, Subject
+from kvstrata.contract.wire import Wire
 from kvstrata.model.erasure.facts import Fact, HeldKey, ReceiptWritten, Verdict
 
 
@@ -41,8 +42,10 @@ class ErasedPrefix:
 class ErasureOrder:
     """The order, which never changes. `keyspaces` are revoked; they never leave the cluster and are in no receipt.
     `excluded_scopes` are names of groups, or `Public`. `prefix` is set for a prefix only. `versions` are those
-    of the operator that began and of the models. `places` of tiers identify their stores as in a scope's status."""
+    of the operator that began and of the models. `places` of tiers identify their stores as in a scope's status,
+    `folders` are tiers in folders of nodes."""
 
+    WIRE: ClassVar[Wire] = Wire("an order", camel=True, omit=("folders",))
     subject: Subject
     started: datetime
     keyspaces: tuple[str, ...]
@@ -53,6 +56,7 @@ class ErasureOrder:
     allow_residue: bool = False
     prefix: ErasedPrefix | None = None
     versions: tuple[Component, ...] = ()
+    folders: tuple[str, ...] = ()
 
     @property
     def uid(self) -> str:

@@ -6,7 +6,7 @@ Scopes, revisions and pods come from the invalidation's status, written by the p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -34,6 +34,7 @@ from kvstrata.contract.store.block_file import ROOT
 from kvstrata.contract.store.redis_keys import resolved
 from kvstrata.model.erasure.evidence import (
     counts,
+    files_left,
     has_acknowledged,
     standing_of,
     tiers_at_hand,
@@ -98,6 +99,7 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         allow_residue=invalidation.spec.allow_residue,
         prefix=erased_prefix,
         versions=versions(world, invalidation.spec.scope.model),
+        folders=tuple(sorted(name for name, tier in meant.items() if tier.spec.outlives_pods)),
     )
     # The rest of a keyspace stays readable with the same keys.
     keys = keys_held(world, domain, epochs if prefix is None else ())
@@ -181,18 +183,7 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
     models = {target.model for target in targets}
     # Some may have been reported as running only after the status was written.
     pods |= {pod.uid: (model, pod.name) for model in sorted(models) for pod in world.live_pods(model)}
-    chosen, empty = frozenset(tier.name for tier in invalidation.spec.tiers), not_started(world)
-    return Rolled(
-        status.rolled_time,
-        gone,
-        targets,
-        tuple(
-            placed(world, record.domain, Witness(model, uid, name, () if uid in empty else held))
-            for uid, (model, name) in pods.items()
-            for held in (inside(world.models.get(model), world.tiers, chosen),)
-        ),
-        record.keys,
-    )
+    return Rolled(status.rolled_time, gone, targets, as_witnesses(world, record, pods), record.keys)
 
 
 def revoked(record: ErasureRecord) -> tuple[Revoked, ...]:
@@ -230,6 +221,18 @@ def reports(world: World, record: ErasureRecord, awaiting: tuple[Awaited, ...], 
                 yield word
         elif settled is None and (fence := _fence(world, witness, pod, fences.get(witness.uid), now)):
             yield PodSeen(witness.uid, Standing.FENCED, now, fence=fence)
+    yield from _joining(world, record, revisions)
+
+
+def _joining(world: World, record: ErasureRecord, revisions: Mapping[str, int]) -> Iterator[PodSeen]:
+    """Yield pods that acknowledged and use a folder in which a witness that ended left files."""
+    left, known = files_left(record.erasure), {one.uid for one in witnesses(record.erasure)}
+    for model, needed in revisions.items() if left else ():
+        live = {pod.uid: pod for pod in world.live_pods(model) if pod.uid not in known}
+        for new in as_witnesses(world, record, {uid: (model, pod.name) for uid, pod in live.items()}):
+            seen = _acknowledged(world, live[new.uid], needed)
+            if seen is not None and not left.isdisjoint(new.tiers):
+                yield replace(seen, joins=new)
 
 
 def pods_at_hand(world: World, erasure: Erasure) -> dict[str, tuple[str, str]]:
@@ -337,29 +340,25 @@ def _commitment(domain: str, left: LeftEpoch) -> str:
     return epoch_commitment(domain, left.kind, left.name, left.old)
 
 
-def placed(world: World, domain: str, witness: Witness) -> Witness:
-    """Return a witness with node and folder of its files that outlive it."""
-    pods, tiers = world.pods.get(witness.model, {}), {**world.ending.tiers, **world.tiers}
-    node = next((pod.node for pod in pods.values() if pod.uid == witness.uid and pod.node), "its node")
+def as_witnesses(world: World, record: ErasureRecord, pods: Mapping[str, tuple[str, str]]) -> tuple[Witness, ...]:
+    """Return pods, given model and name by uid, with their tiers that the order includes."""
+    tiers, models = {**world.ending.tiers, **world.tiers}, {**world.ending.models, **world.models}
+    chosen, empty = frozenset(record.erasure.order.subject.tiers), not_started(world)
+    nodes = {pod.uid: pod.node for own in world.pods.values() for pod in own.values() if pod.node}
 
-    def of(held: HeldTier) -> HeldTier:
-        nvme = tiers[held.name].spec.nvme if held.outlives_pod else None
-        if nvme is None or nvme.host_path is None:
-            return held
-        return replace(held, place=f"{node}:{nvme.host_path.path}/{ROOT}/{domain}/{held.name}/{witness.model}")
+    def inside(uid: str, name: str) -> Iterator[HeldTier]:
+        model = models.get(name)
+        listed = [tiers[tier] for tier in (model.tier_names if model else ()) if tier in tiers]
+        for tier in listed:
+            medium = _IN_PODS.get(tier.spec.medium)
+            if medium is not None and (not chosen or tier.name in chosen):
+                folder, node = tier.spec.nvme and tier.spec.nvme.host_path, nodes.get(uid, f"node of {uid}")
+                place = f"{node}:{folder.path}/{ROOT}/{record.domain}/{tier.name}/{name}" if folder else ""
+                yield HeldTier(tier.name, medium, tier.spec.encryption_required, folder is not None, place)
+        if not chosen and all(tier.spec.medium is not Medium.CPU for tier in listed):
+            yield HeldTier(OWN_MEMORY, PodMedium.CPU, False, False)
 
-    return replace(witness, tiers=tuple(map(of, witness.tiers)))
-
-
-def inside(
-    model: CachedModel | None, tiers: Mapping[str, CacheTier], chosen: Set[str] = frozenset()
-) -> tuple[HeldTier, ...]:
-    """Return the tiers in a model's pods that an order includes; an empty `chosen` means all."""
-    listed = [tiers[name] for name in (model.tier_names if model else ()) if name in tiers]
-    held = tuple(
-        HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, tier.spec.outlives_pods)
-        for tier in listed
-        if tier.spec.medium in _IN_PODS and (not chosen or tier.name in chosen)
+    return tuple(
+        Witness(model, uid, name, () if uid in empty else tuple(inside(uid, model)))
+        for uid, (model, name) in pods.items()
     )
-    has_memory = any(tier.spec.medium is Medium.CPU for tier in listed)
-    return held if has_memory or chosen else (*held, HeldTier(OWN_MEMORY, PodMedium.CPU, False, False))

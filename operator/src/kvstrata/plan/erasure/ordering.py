@@ -13,7 +13,7 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import Subject, Target
 from kvstrata.contract.receipt.vocabulary import Hbm, Mode, ScopeForm, SubjectKind
-from kvstrata.model.erasure.facts import Fact, Rolled, Witness
+from kvstrata.model.erasure.facts import Fact, Rolled
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, Observed
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -24,7 +24,7 @@ from kvstrata.plan.erasure.advance import Woken
 from kvstrata.plan.erasure.next_step import ENDING_LIMIT_S
 from kvstrata.plan.erasure.policy_deletion import ABANDON, overdue, reason_of
 from kvstrata.plan.rules.invalidation import shared_by
-from kvstrata.plan.witnesses import awaited, not_started, witnesses_now
+from kvstrata.plan.witnesses import awaited, witnesses_now
 
 Ordering = CacheInvalidation | TenantCachePolicy
 
@@ -121,6 +121,7 @@ def _begin_of_policy(world: World, policy: TenantCachePolicy, now: datetime) -> 
         deadline_s=ENDING_LIMIT_S,
         allow_residue=True,
         versions=gather.versions(world),
+        folders=tuple(sorted(name for name, tier in world.tiers.items() if tier.spec.outlives_pods)),
     )
     lost = gather.stores_lost(world, order, (left,))
     erasure = Erasure(order).with_facts(*gather.servers_seen(world, order), *lost)
@@ -135,9 +136,7 @@ def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime)
     reached = found.status.models
     if not bundles_lack(world, frozenset(record.erasure.order.keyspaces), reached):
         return None
-    tiers, models = {**world.ending.tiers, **world.tiers}, {**world.ending.models, **world.models}
-    pods = {witness.uid: witness for witness in witnesses_now(world, now, models=reached)}
-    empty = not_started(world)
+    pods = {one.uid: (one.model, one.pod) for one in witnesses_now(world, now, models=reached)}
     return Rolled(
         now,
         gather.revoked(record),
@@ -146,11 +145,7 @@ def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime)
             for name, committed in sorted(world.bundles.items())
             if name in world.models and (reached is None or name in reached)
         ),
-        tuple(
-            gather.placed(world, record.domain, Witness(one.model, uid, one.pod, () if uid in empty else held))
-            for uid, one in pods.items()
-            for held in (gather.inside(models.get(one.model), tiers),)
-        ),
+        gather.as_witnesses(world, record, pods),
         record.keys,
     )
 

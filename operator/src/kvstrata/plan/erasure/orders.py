@@ -17,7 +17,7 @@ from kvstrata.contract.receipt.facts import PodFact
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import Hbm, Standing
 from kvstrata.model.erasure import evidence
-from kvstrata.model.erasure.facts import Deletion, EngineKept, JobState, Look, Witness
+from kvstrata.model.erasure.facts import Deletion, EngineKept, HeldTier, JobState, Look, Witness
 from kvstrata.model.erasure.record import Erasure, Observed, TierNow
 from kvstrata.plan.erasure.receipt import facts_of
 
@@ -132,6 +132,7 @@ class ErasureCase:
     now: datetime
     facts: ReceiptFacts
     holds: frozenset[ReceiptClaim]
+    files_left: frozenset[HeldTier]
     to_erase: tuple[Open, ...] = ()
     to_verify: tuple[Open, ...] = ()
     engines: tuple[Open, ...] = ()
@@ -143,7 +144,7 @@ class ErasureCase:
 
 def case_of(erasure: Erasure, seen: Observed, now: datetime) -> ErasureCase:
     facts = facts_of(erasure)
-    case = ErasureCase(erasure, seen, now, facts, frozenset(claims(facts)))
+    case = ErasureCase(erasure, seen, now, facts, frozenset(claims(facts)), evidence.files_left(erasure))
     return replace(
         case,
         to_erase=(*_deletions(case), *_copies(case)),
@@ -171,7 +172,7 @@ def _deletions(case: ErasureCase) -> Iterator[Open]:
 
 
 def _copies(case: ErasureCase) -> Iterator[Open]:
-    """Every acknowledged pod erases its copies; files that an ended one left cannot be reached."""
+    """Every acknowledged pod erases its copies; files of an ended one by a pod that uses their folder."""
     for witness, pod in case.pods:
         match pod.standing:
             case Standing.ACKED:
@@ -236,10 +237,11 @@ def _deletion(case: ErasureCase, tier: str, node: str, has_room: bool) -> Open |
 
 
 def _own_copies(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]:
-    if all(tier.erased is not None and not tier.erased.remaining for tier in pod.tiers):
-        return
     answer = evidence.answer_of(case.erasure, witness.uid)
     turn = answer.round + 1 if answer else 1
+    inherits = turn <= MAX_ROUNDS and not case.files_left.isdisjoint(witness.tiers)  # the last to answer finds none
+    if all(tier.erased is not None and not tier.erased.remaining for tier in pod.tiers) and not inherits:
+        return
     if turn > MAX_ROUNDS:
         yield Open(R.LATE_COPIES, f"pod {witness.name} erased {MAX_ROUNDS} times and still has something", blocked=True)
     else:
@@ -260,12 +262,11 @@ def _engine(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]
 
 
 def _files(witness: Witness, pod: PodFact) -> Iterator[Open]:
-    """No pod erases files of another: which one has taken a folder over is not known."""
     for held, tier in zip(witness.tiers, pod.tiers, strict=True):
         if tier.outlives_pod and (tier.erased is None or tier.erased.remaining):
             left = f"files of pod {witness.name} on CacheTier {tier.tier} stayed on its node"
             where = f" ({held.place})" if held.place else ""
-            yield Open(R.COPY_UNREACHABLE, f"{left}{where}, and no other pod erases them", blocked=True)
+            yield Open(R.COPY_UNREACHABLE, f"{left}{where}, and no other pod erased them", blocked=True)
 
 
 def _ask(case: ErasureCase, witness: Witness, reason: R | SharedReason, order: Order) -> Open:

@@ -56,7 +56,11 @@ def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]
     items |= {ResidueItem(kind, "", 0) for kind in required_residue(receipt) - {item.kind for item in items}}
     items |= {ResidueItem(Residue.SHARED_SCOPE_EXCLUDED, name, 1) for name in order.excluded_scopes}
     items |= {ResidueItem(Residue.TIER_EXCLUDED, name, 0) for name in order.excluded_tiers}
-    items |= {ResidueItem(Residue.CONTINUATIONS, tier.tier, 0) for tier in receipt.tiers if order.chunks}
+    items |= {ResidueItem(Residue.UNSEEN_FOLDERS, name, 0) for name in order.folders}
+    for tier in receipt.tiers if order.chunks else ():
+        look = erasure.only(facts.Look, tier.tier)
+        if (others := look.others if look and evidence.counts(erasure, look) else None) != 0:
+            items.add(ResidueItem(Residue.CONTINUATIONS, tier.tier, others or 0))
     lost = [one for one in erasure.of(facts.TierLost) if not one.unused]
     servers = Counter(one.tier for one in lost if one.server)
     items |= {ResidueItem(Residue.TIER_LOST, tier, servers[tier]) for tier in {one.tier for one in lost}}
@@ -134,10 +138,13 @@ def _pod(erasure: Erasure, witness: facts.Witness) -> rows.PodFact:
 def _copies(erasure: Erasure, witness: facts.Witness, tier: facts.HeldTier) -> rows.Copies | None:
     newest = evidence.answer_of(erasure, witness.uid)
     if newest is None or tier.name not in newest.copies:
-        return None
+        is_ended = _seen(erasure, witness.uid).standing is Standing.ENDED
+        return rows.Copies(0, 0, 0, 0) if is_ended and evidence.emptied(erasure, tier) else None
     last = newest.copies[tier.name]
-    former = [one for one in erasure.of(facts.PodErased, witness.uid) if one.round < newest.round]
-    before = [one.copies[tier.name] for one in former if tier.name in one.copies]
+    # A cache server counts everything that it erased since its start.
+    former = {one.cache_boot: one for one in erasure.of(facts.PodErased, witness.uid)}
+    del former[newest.cache_boot]
+    before = [one.copies[tier.name] for one in former.values() if tier.name in one.copies]
     earlier, erased_bytes = sum(one.erased for one in before), sum(one.bytes for one in before)
     probe = erasure.only(facts.PodProbed, newest.uid, str(newest.round))
     left = max(last.remaining, 1) if probe is not None and probe.missed < probe.asked else last.remaining

@@ -9,6 +9,7 @@ from typing import TypeVar
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
 from kvstrata.contract import ContractError
+from kvstrata.contract.messages import erase
 from kvstrata.contract.messages.engine_reset import ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import MAX_ERASED_KEYSPACES, ErasedTier, EraseOutcome, EraseRequest, VerifyRequest
 from kvstrata.contract.receipt.facts import Copies
@@ -47,7 +48,8 @@ class Pods:
         if missing := sorted(set(order.tiers) - rows.keys()):
             raise PodAnswerError(f"pod {pod.name} does not report its tier {missing[0] or 'of memory'}")
         copies = {name: _copies(rows[name]) for name in order.tiers}
-        return PodErased(order.uid, order.round, answer.gate_boot, answer.cache.boot, self._now(), copies)
+        folders = tuple(name for name in order.tiers if erase.Check.PLACES in rows[name].checked)
+        return PodErased(order.uid, order.round, answer.gate_boot, answer.cache.boot, self._now(), copies, folders)
 
     async def verify(self, record: ErasureRecord, pod: Pod, order: AskPodToVerify) -> PodProbed:
         """Ask a pod for blocks of each keyspace: of the named chunks, or else of those that it remembers having

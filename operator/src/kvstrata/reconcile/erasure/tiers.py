@@ -63,9 +63,10 @@ class Looks:
             what = "server without slots" if behind[0].primary else "replica"
             left = f"still has {behind[0].values + behind[0].index} keys"
             raise LookError(tier.name, f"{what} {behind[0].address} {left}")
+        unsought = sum(one.unsought for one in found.nodes if _serves(one))
         look = Look(
             tier.name, self.operator, began, self.now(), found.slots_before, found.slots_after,
-            len(primaries), primaries,
+            len(primaries), primaries, unsought if order.chunks else None,
         )  # fmt: skip
         return look, _names(found)
 

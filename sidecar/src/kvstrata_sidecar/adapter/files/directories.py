@@ -51,6 +51,14 @@ class Folder:
     def place(self, number: int) -> Path:
         return self.of_tier / self.model / str(number)
 
+    def places(self) -> Iterator[Path]:
+        """Yield the tier's places of all models. Raises DiskError."""
+        with disk_errors("list places"):
+            for model in _names(self.of_tier):
+                for number in _names(self.of_tier / model):
+                    if number.isdecimal():
+                        yield self.of_tier / model / number
+
 
 class PlacedDisk(Disk):
     """A directory in a shared folder; `open` chooses it."""
@@ -106,7 +114,7 @@ class Reaper(Upkeep):
         """Visit all free places, until it is closed; return the number of removed files. Raises DiskError if places
         cannot be listed. A place that fails is skipped."""
         removed = 0
-        for path in self._places():
+        for path in self._folder.places():
             if self._closed.is_set():
                 break
             try:
@@ -135,13 +143,6 @@ class Reaper(Upkeep):
                             removed += place.unlink(keyspace, name)
                 place.forget(keyspace)
         return removed
-
-    def _places(self) -> Iterator[Path]:
-        with disk_errors("list places"):
-            for model in _names(self._folder.of_tier):
-                for number in _names(self._folder.of_tier / model):
-                    if number.isdecimal():
-                        yield self._folder.of_tier / model / number
 
 
 def _make(root: Path, path: Path) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection
+from contextlib import closing, suppress
+from itertools import filterfalse
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
-from kvstrata.contract.store.block_file import keyspace_of, parse_file_name, parts_of
+from kvstrata.contract.store.block_file import ROOT, is_keyspace_directory, keyspace_of, parse_file_name, parts_of
+from kvstrata_sidecar.adapter.files.directories import Folder
+from kvstrata_sidecar.adapter.files.disk import SPARES, Disk
 from kvstrata_sidecar.adapter.files.exchanges import Files
 from kvstrata_sidecar.adapter.files.file_index import in_slices
 from kvstrata_sidecar.adapter.files.health import DiskError
@@ -25,22 +29,23 @@ WITHIN_S = 3.0
 
 
 class _Found(NamedTuple):
-    """Blocks `deleted` since the keyspaces were first requested, files `listed` in their directories, and spares that
-    are `rewriting`: neither removed nor written over yet."""
+    """Files `listed` in the keyspaces' directories, and spares that are `rewriting`: neither removed nor written over
+    yet. `elsewhere` are files in other places of the folder, None if not every one was looked at."""
 
-    deleted: Amount = Amount()
     residue: str = ""
     listed: int = 0
     rewriting: int = 0
     problem: str = ""
+    elsewhere: int | None = None
 
 
 class FileEraser:
     """Erases from the directory of `files`. Disk work runs in a thread of its own: a hanging disk must not block the
     caller."""
 
-    def __init__(self, files: Files, clock: Callable[[], float]) -> None:
+    def __init__(self, files: Files, clock: Callable[[], float], folder: Folder | None = None) -> None:
         self._files = files
+        self._folder = folder
         self._clock = clock
         self._lock = threading.Lock()
         self._tallies: dict[str, Amount] = {}
@@ -53,6 +58,7 @@ class FileEraser:
             seen(keyspace_of(key), parts_of(key)[-1])
         found = self._within(WITHIN_S, lambda: self._look(names))
         left = index.condemned(names)
+        deleted = sum((self._tallies.get(keyspace, Amount()) for keyspace in names), Amount())
         reading, writing = index.uses(left)
         remaining = Amount(len(left), sum(left.values()))
         problems = ["the files are still being counted"] if health.recovering else []
@@ -69,13 +75,14 @@ class FileEraser:
             Check.INDEX: not left,
             Check.DIRECTORY: not found.listed,
             Check.SPARES: not left and not found.rewriting,
+            Check.PLACES: found.elsewhere == 0,
         }
         return ErasedTier(
             self._files.tier.name,
             FILES,
             encrypted=self._files.tier.encrypts,
-            found=found.deleted + remaining,
-            deleted=found.deleted,
+            found=deleted + remaining,
+            deleted=deleted,
             remaining=remaining,
             reading=reading,
             writing=writing,
@@ -121,10 +128,31 @@ class FileEraser:
             rewriting &= index.spare_names()
         found = purged._replace(rewriting=len(rewriting))
         try:
-            return found._replace(listed=sum(len(files.disk.names(keyspace)) for keyspace in names))
+            found = found._replace(listed=sum(len(files.disk.names(keyspace)) for keyspace in names))
         except DiskError as error:
             files.health.failed(error)
             return found._replace(problem=str(error))
+        with suppress(DiskError, OSError):
+            found = found._replace(elsewhere=self._elsewhere(self._folder, names) if self._folder else None)
+        return found
+
+    def _elsewhere(self, folder: Folder, keyspaces: frozenset[str]) -> int:
+        """Erase from places of ended cache servers; return the number of files left in all places but the own."""
+        left, paths = 0, {*folder.places()} - {self._files.disk.path}
+        for path in paths:
+            with suppress(DiskError, OSError), closing(Disk(path)) as place:
+                place.open()
+                for keyspace in (SPARES, *keyspaces):  # a spare may have been a block of these
+                    for name in (names := [*filterfalse(is_keyspace_directory, place.names(keyspace))]):
+                        size_bytes = os.lstat(path / ROOT / keyspace / name).st_size
+                        self._files.unlink(keyspace, name, erasing=True, disk=place)
+                        self._count(keyspace, size_bytes)
+                    if names:
+                        place.sync(keyspace)
+        for directory in (path / ROOT / keyspace for path in paths for keyspace in keyspaces):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                left += len(os.listdir(directory))
+        return left
 
     def _purge(self, keyspaces: frozenset[str], timeout_s: float) -> _Found:
         """Remove all current blocks of these keyspaces, and wait `timeout_s` for blocks in use."""
@@ -148,9 +176,8 @@ class FileEraser:
                 problem = files.discard(spare, erasing=True) or problem
             for keyspace in keyspaces:
                 problem = self._sweep(keyspace) or problem
-        deleted = sum((self._tallies.get(keyspace, Amount()) for keyspace in keyspaces), Amount())
         residue = "" if files.tier.encrypts else residue_of(file_system(files.disk.path))
-        return _Found(deleted, "; ".join(filter(None, (problem, residue))))
+        return _Found("; ".join(filter(None, (problem, residue))))
 
     def _sweep(self, keyspace: str) -> str:
         """Remove files of a keyspace that no index has; return the error, empty for none."""

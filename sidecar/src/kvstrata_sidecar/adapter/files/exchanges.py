@@ -88,11 +88,12 @@ class Files(Deps[FileTierParams, bytes]):
         self.index.spare_gone(spare)
         return ""
 
-    def unlink(self, keyspace: str, name: str, *, erasing: bool) -> None:
-        """Remove a file; when `erasing`, overwrite a plain one first."""
+    def unlink(self, keyspace: str, name: str, *, erasing: bool, disk: Disk | None = None) -> None:
+        """Remove a file, from `disk` if given; when `erasing`, overwrite a plain one first."""
+        disk = disk or self.disk
         if erasing and not self.tier.encrypts:
-            self.disk.overwrite(keyspace, name)
-        self.disk.unlink(keyspace, name)
+            disk.overwrite(keyspace, name)
+        disk.unlink(keyspace, name)
 
     def evict(self, victims: Mapping[bytes, Victim], spare_bytes: int = 0) -> None:
         """Remove and count evicted blocks. Files of `spare_bytes` that made room become spares."""

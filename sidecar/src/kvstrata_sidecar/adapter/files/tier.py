@@ -126,7 +126,7 @@ class FileTier(BaseTier[Files, TierThreads]):
         super().__init__(files, answered, clock, guarded)
         self._places = Finder(files)
         self._keyspaces: frozenset[str] = frozenset()
-        self._eraser = FileEraser(files, clock)
+        self._eraser = FileEraser(files, clock, folder)
         self._io_threads = TierThreads(files, self._tasks, clock, partial(Hands, files), (DiskError,))
         self._housekeeper = Housekeeper(files)
         reapers: list[Upkeep] = [] if folder is None else [Reaper(folder, self._retention_s)]
