@@ -115,7 +115,7 @@ def event(name: str, kind: str = "MODIFIED") -> dict[str, Any]:
 MALFORMED: list[Exception | dict[str, Any]] = [
     json.JSONDecodeError("Expecting value", "<html>", 0),
     watching.WatchingError("Error in the watch-stream: {'code': 500}"),
-    errors.APIClientError({"code": 422, "message": "no"}, status=422, headers={}),  # type: ignore[typeddict-item]
+    errors.APIClientError("no", status=422, headers={}),
     KeyError("metadata"),
     {"type": "MODIFIED", "object": {"metadata": {"name": "no-uid"}}},
     {"type": "MODIFIED", "object": {"metadata": {"name": "odd", "uid": {}}}},
@@ -223,7 +223,10 @@ async def test_kopf_takes_its_events_from_the_watch_that_goes_on(
     )
     watcher = asyncio.create_task(
         queueing.watcher(
-            namespace="team", settings=build_settings(70.0, ("team",)), resource=resource, processor=process
+            namespace="team",  # type: ignore[arg-type]
+            settings=build_settings(70.0, ("team",)),
+            resource=resource,
+            processor=process,
         )
     )
     while processed != ["a", "b"]:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _EXPECTED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE)
 
 Take = Callable[[dict[str, Any]], None]
-KOPFS_WATCH = watching.infinite_watch
+KOPFS_WATCH: Any = watching.infinite_watch
 WATCHER_TASK_PREFIX = "watcher for "
 """kopf's name for watching tasks, one for each resource and namespace."""
 
@@ -197,7 +197,7 @@ class Lists:
             log.exception("an object of a list cannot be read", extra={"kind": resource.kind, "object": name_of(item)})
 
     async def watch(
-        self, *, resource: kopf.Resource, namespace: str | None, **others: Any
+        self, *, resource: kopf.Resource, namespace: Any, **others: Any
     ) -> AsyncIterator[watching.Bookmark | kopf.RawEvent]:
         """Yield kopf's events of a resource, from new lists after those that cannot be read."""
         pauses = iter(Backoffs())
