@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.apiserver.faulty import SETTLES_WITHIN_S, FaultyWorld, assert_well, gaps_s
+from tests.apiserver.faulty import FaultyWorld, assert_well, gaps_s
 from tests.apiserver.operator_process import OperatorProcess
 from tests.support.api_proxy_faults import Answer, Delay, Event, Hang
 
@@ -136,17 +136,19 @@ def test_an_api_server_that_is_slow_delays_and_breaks_nothing(faulty: FaultyWorl
     [
         pytest.param(b"<html>bad gateway</html>\n", id="garbage"),
         pytest.param({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "no"}}, id="error-500"),
+        pytest.param({"type": "MODIFIED", "object": {"kind": "TenantCachePolicy", "metadata": {}}}, id="no-name"),
     ],
 )
-def test_a_watch_that_says_what_nobody_understands_ends_the_process_and_the_next_one_goes_on(
+def test_a_watch_that_cannot_be_read_is_listed_again_and_no_other_watch_is_touched(
     faulty: FaultyWorld, watching: OperatorProcess, said: Event | bytes
 ) -> None:
-    running = watching if watching.process.poll() is None else faulty.start("watching-again")
+    every_watch_runs(faulty)
+    began = time.monotonic()
     faulty.wait("a watch that receives it", lambda: faulty.proxy.send(said, POLICIES) >= 1)
-    running.process.wait(SETTLES_WITHIN_S)  # and the kubelet starts it anew
     suspended = not faulty.suspended("tenant-5")
     faulty.edit("tenant-5", suspend=suspended)
-    successor = faulty.start(f"watching-{len(faulty.operators.started)}")
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=suspended))
-    assert_well(successor)
-    assert successor.stop() == 0
+    assert faulty.proxy.requests(POLICIES, methods={"GET"}, since=began), "it lists again"
+    assert "cannot be read, and lists again" in watching.log.read_text()
+    every_watch_runs(faulty)
+    assert_well(watching)

@@ -38,6 +38,7 @@ class MemoryKube(Kube):
         self.tokens: dict[str, TokenIdentity] = {}
         self.logs: dict[str, bytes] = {}
         self.writes = 0
+        self.may_write = lambda: True
 
     @property
     def objects(self) -> dict[Slot, Raw]:
@@ -107,18 +108,18 @@ class MemoryKube(Kube):
         patch = {"metadata": {"resourceVersion": resource_version, "finalizers": list(finalizers)}}
         return self._write("finalizers", slot, lambda: self.api.patch(slot, patch, "kvstrata-finalizer"))
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """Delete the object of this uid, if it is there."""
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str | None = None) -> None:
+        """Delete the object of this uid, if it is there; with a version, refuse one that changed."""
         slot = (resource.kind, namespace, name)
 
         def leave() -> Raw:
-            self.api.delete(slot, uid)
+            self.api.delete(slot, uid, version)
             return {}
 
         try:
             self._write("delete", slot, leave)
         except KubeError as error:
-            if not (error.is_not_found or error.is_conflict):
+            if not (error.is_not_found or (error.is_conflict and version is None)):
                 raise
 
     async def is_ending(self, namespace: str) -> bool:
@@ -168,6 +169,7 @@ class MemoryKube(Kube):
 
     def _write(self, verb: str, slot: Slot, act: Callable[[], Raw], *, hooked: bool = True) -> Raw:
         if hooked:
+            self.require_lead()
             self.before_write(verb, slot[0], slot[2])
         written = act()
         self.writes += 1

@@ -159,7 +159,7 @@ class Simulation:
             lambda *tier: self.topologies.forget_untended(*tier),
         )
         self.writer = Writer(
-            self.kube, self.store, self.queue, secret_store, lambda: True, workers, {"CacheTier": forget_tier}
+            self.kube, self.store, self.queue, secret_store, workers, {"CacheTier": forget_tier}
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, secret_store, [NAMESPACE], False)
 

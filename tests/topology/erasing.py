@@ -129,7 +129,7 @@ class ClusterWorld(World):
             return TierVerifier(f"{pod.ip}:{self.rig.port}", server_name, access, cluster=cluster)
 
         looks = Looks(self.sim.kube, "operator-1", deps.now, verifier)
-        jobs = Jobs(self.sim.kube, CONTEXT, deps.now, lambda: self.leading)
+        jobs = Jobs(self.sim.kube, CONTEXT, deps.now)
         return replace(deps, looks=looks, jobs=jobs, sleep=lambda _: asyncio.sleep(PAUSE_S))
 
     async def turn(self, seconds: float = 0.0) -> None:

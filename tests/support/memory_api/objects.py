@@ -121,9 +121,9 @@ class MemoryApi:
             message = f"unable to create new content in namespace {slot[1]} because it is being terminated"
             raise KubeError(403, "Forbidden", message, causes=frozenset({"NamespaceTerminating"}))
 
-    def delete(self, slot: Slot, uid: str | None = None) -> None:
-        """Delete an object, or mark it as going while it has finalizers; with `uid` only the one that has it."""
-        known = self._known(slot, {"uid": uid} if uid else {})
+    def delete(self, slot: Slot, uid: str | None = None, version: str | None = None) -> None:
+        """Delete an object, or mark it as going while it has finalizers; with `uid` and `version` only that one."""
+        known = self._known(slot, {"uid": uid, "resourceVersion": version} if uid else {})
         metadata = known["metadata"]
         if not metadata.get("finalizers"):
             self._gone(slot)

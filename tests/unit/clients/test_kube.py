@@ -17,9 +17,9 @@ from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
 from kvstrata.clients import pki
-from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.kube_auth import open_api
-from kvstrata.clients.resources import SECRET
+from kvstrata.clients.kube import Kube, KubeError, NotLeadingError
+from kvstrata.clients.kube_auth import authorization, open_api
+from kvstrata.clients.resources import POD, SECRET
 
 Answers = Callable[..., Awaitable[Kube]]
 
@@ -46,6 +46,70 @@ async def answering() -> AsyncIterator[Answers]:
         await client.close()
     for runner in runners:
         await runner.cleanup()
+
+
+Write = Callable[[Kube], Awaitable[Any]]
+RAW = {"metadata": {"name": "one", "namespace": "team", "resourceVersion": "7"}}
+WRITES: dict[str, Write] = {
+    "create": lambda kube: kube.create(SECRET, "team", RAW),
+    "replace": lambda kube: kube.replace(SECRET, "team", RAW),
+    "apply": lambda kube: kube.apply(SECRET, "team", RAW, "kvstrata-test", "uid"),
+    "status": lambda kube: kube.patch_status(SECRET, "team", "one", {}, "7"),
+    "finalizers": lambda kube: kube.set_finalizers(SECRET, "team", "one", (), "7"),
+    "scale": lambda kube: kube.scale("team", "one", 0),
+    "delete": lambda kube: kube.delete(SECRET, "team", "one", "uid"),
+    "evict": lambda kube: kube.request("POST", POD.path("team", "one", "eviction"), body={}),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+async def test_a_process_that_leads_no_more_sends_no_write_and_may_read(
+    monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    """It loses the lead at the last moment: while it awaits the headers of the request."""
+    arrived: list[str] = []
+
+    async def handle(request: web.BaseRequest) -> web.Response:
+        arrived.append(request.method)
+        return web.json_response({"items": [], "status": {}})
+
+    async def loses(configuration: Configuration) -> dict[str, str]:
+        kube.may_write = lambda: False
+        return await authorization(configuration)
+
+    runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    kube = Kube(open_api(Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}")))
+    await write(kube)
+    assert len(arrived) == 1
+    monkeypatch.setattr("kvstrata.clients.kube.authorization", loses)
+    with pytest.raises(NotLeadingError):
+        await write(kube)
+    assert len(arrived) == 1, "nothing was sent"
+    await kube.get(SECRET, "team", "one")
+    await kube.review_token("token", "audience")
+    assert arrived[1:] == ["GET", "POST"]
+    await kube.close()
+    await runner.cleanup()
+
+
+def test_every_request_that_changes_something_is_among_these_writes() -> None:
+    changing = {"create", "replace", "apply", "patch_status", "set_finalizers", "scale", "delete", "request"}
+    reading = {"get", "list", "container_log", "is_ending", "review_token", "connect", "close", "require_lead"}
+    assert {name for name in vars(Kube) if not name.startswith("_")} == changing | reading
+
+
+@pytest.mark.parametrize(("version", "refused"), [(None, False), ("7", True)])
+async def test_a_deletion_names_the_uid_and_reports_a_change_only_if_it_named_the_version(
+    answering: Answers, version: str | None, *, refused: bool
+) -> None:
+    kube = await answering(status=409, text="{}")
+    if refused:
+        with pytest.raises(KubeError):
+            await kube.delete(SECRET, "team", "one", "uid", version)
+    else:
+        await kube.delete(SECRET, "team", "one", "uid", version)
 
 
 async def test_a_cancellation_that_meets_the_timeout_is_not_lost() -> None:

@@ -147,6 +147,84 @@ def test_a_pod_that_was_deleted_before_its_engine_started_delays_nothing() -> No
     assert phase(simulation) == "Complete"
 
 
+@pytest.mark.parametrize("on_stale", ["Fence", "ServeStale"])
+def test_a_pod_that_waits_for_its_image_delays_until_a_start_would_have_been_reported_and_no_longer(
+    on_stale: str,
+) -> None:
+    simulation = at_rest(policy("acme"), onStale=on_stale)
+    simulation.put(pod("pod-2", state="waiting", ready=False))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.settle()
+    message = simulation.status(KIND, "now")["message"]
+    assert phase(simulation) == "AwaitingAcks", "it may have started, and read its policy, a moment before"
+    assert "waiting for pod-2 since 2026-01-01T" in message
+    simulation.advance(8)
+    assert simulation.status(KIND, "now")["message"] == message, "nothing is written while it waits"
+    simulation.advance(3)
+    assert phase(simulation) == "Complete"
+    assert simulation.status(KIND, "now")["pods"] == {"acked": 2, "live": 2, "fenced": 0}
+
+
+def test_a_pod_whose_start_is_reported_after_the_revocation_must_acknowledge() -> None:
+    simulation = at_rest(policy("acme"), onStale="ServeStale")
+    simulation.put(pod("pod-2", state="waiting", ready=False))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.put(pod("pod-2", ready=False))
+    simulation.advance(60)
+    assert phase(simulation) == "AwaitingAcks"
+    assert "pod-2" in simulation.status(KIND, "now")["message"]
+    simulation.ack("pod-2")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+@pytest.mark.parametrize("ended", ["deleted", "rejected", "marked"])
+def test_a_pod_that_never_started_delays_nothing_once_it_is_gone_or_rejected_but_a_deletion_mark_is_no_end(
+    ended: str,
+) -> None:
+    simulation = at_rest(policy("acme"))
+    waits = pod("pod-2", state="waiting", ready=False)
+    simulation.put(waits)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    if ended == "deleted":
+        simulation.delete("Pod", "pod-2")
+    elif ended == "rejected":
+        rejected = {"phase": "Failed", "reason": "OutOfcpu", "startTime": "2026-01-01T00:00:00Z"}
+        simulation.put({**waits, "status": rejected})
+    else:
+        simulation.put({**waits, "metadata": {**waits["metadata"], "deletionTimestamp": "2026-01-01T00:00:09Z"}})
+    simulation.advance(2)
+    assert phase(simulation) == ("AwaitingAcks" if ended == "marked" else "Complete")
+    simulation.advance(10)
+    assert phase(simulation) == "Complete"
+
+
+def test_a_new_leader_waits_again_for_the_start_of_a_waiting_pod_to_be_reported() -> None:
+    simulation = at_rest(policy("acme"), onStale="ServeStale")
+    simulation.put(pod("pod-2", state="waiting", ready=False))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.now += timedelta(hours=1)
+    simulation.restart()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.advance(11)
+    assert phase(simulation) == "Complete"
+
+
 def _waiting(container: str) -> dict[str, Any]:
     return {"name": container, "state": {"waiting": {"reason": "PodInitializing"}}}
 

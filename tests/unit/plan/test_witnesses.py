@@ -155,7 +155,9 @@ def test_a_pod_whose_containers_were_never_reported_may_have_started_them() -> N
     ]
     assert simulation.status("CacheInvalidation", "now")["phase"] == "AwaitingAcks"
     simulation.put(pod("pod-2", state="waiting", ready=False))
-    simulation.come_to_rest()
+    simulation.settle()
+    assert simulation.status("CacheInvalidation", "now")["phase"] == "AwaitingAcks", "it may have started since"
+    simulation.advance(11)
     assert simulation.status("CacheInvalidation", "now")["phase"] == "Complete"
 
 
@@ -241,6 +243,24 @@ def test_an_acknowledgement_of_a_lost_history_proves_nothing_of_an_erasure() -> 
 
     assert seen(contradicted=False) == [Standing.ACKED]
     assert seen(contradicted=True) == []
+
+
+def test_an_erasure_counts_a_waiting_pod_once_a_start_before_the_revocation_would_have_been_reported() -> None:
+    simulation = at_rest()
+    simulation.put(pod("pod-2", state="waiting", ready=False))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    assert "pod-2" in [one["pod"] for one in simulation.status("CacheInvalidation", "now")["awaiting"]]
+    uid = simulation.pod("pod-2").uid
+    rolled = Rolled(simulation.now, (), (Target("tiny", 1),), (Witness("tiny", uid, "pod-2", ()),), ())
+    record = ErasureRecord(NAMESPACE, "now", "", (), (), Erasure(order()).with_facts(rolled))
+
+    def seen(after_s: float) -> list[Standing]:
+        return [
+            one.standing for one in reports(simulation.world, record, (), simulation.now + timedelta(seconds=after_s))
+        ]
+
+    assert (seen(9), seen(11)) == ([], [Standing.ENDED])
 
 
 @pytest.mark.parametrize("ahead_h", [2, -2])

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.gate import GateError, GateFailure
-from kvstrata.clients.kube import KubeError, TokenIdentity
+from kvstrata.clients.kube import KubeError, NotLeadingError, TokenIdentity
 from kvstrata.clients.redis.probe import Access, Failure
 from kvstrata.clients.redis.verifier import NodeLook, TierLook
 from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
@@ -50,7 +50,6 @@ from kvstrata.reconcile.erasure.record_store import PREFIX, RecordStore
 from kvstrata.reconcile.erasure.tasks import Erasures
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.events import Events
-from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE
 from tests.support.worlds import Simulation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.model.pods import Pod
 from kvstrata.plan.witnesses import ended_pods
-from kvstrata.reconcile.pod_states import NODES_EVERY_S, AckListener
+from kvstrata.reconcile.pod_states import NODES_EVERY_S, NODES_REFUSED_S, AckListener
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, model, pod
 from tests.support.virtual_time import in_virtual_time
@@ -191,3 +192,34 @@ def test_a_pod_that_vanished_has_ended_once_its_node_is_gone_or_out_of_service(
     assert set(asked) == {"/api/v1/nodes/node"}
     assert (serving.uid in ended_pods(simulation.world)) is ended
     assert bool(len(simulation.queue)) is ended
+
+
+def test_nodes_that_may_not_be_read_are_asked_for_every_ten_minutes_and_the_right_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation, serving = world()
+    simulation.delete("Pod", serving.name)
+    simulation.settle()
+    answers: list[KubeError | None] = [KubeError(500, "InternalError", "no"), *[KubeError(403, "Forbidden", "no")] * 3]
+    asked: list[float] = []
+
+    async def get(*_: Any) -> None:
+        asked.append(asyncio.get_running_loop().time())
+        if error := answers[len(asked) - 1] if len(asked) <= len(answers) else None:
+            raise error
+
+    async def follow() -> None:
+        silent = OneGate(GateError(GateFailure.UNREACHABLE, "no route"))
+        following = asyncio.create_task(
+            AckListener(simulation.kube, silent, simulation.store, simulation.queue).follow_nodes()
+        )
+        await asyncio.sleep(5 * NODES_REFUSED_S)
+        following.cancel()
+
+    monkeypatch.setattr(simulation.kube, "get", get)
+    in_virtual_time(follow)()
+    pauses = [round(later - before) for before, later in pairwise(asked)]
+    assert pauses == [NODES_EVERY_S, NODES_REFUSED_S, NODES_REFUSED_S, NODES_REFUSED_S]
+    assert serving.uid in ended_pods(simulation.world), "a right that is granted later is found"
+    (logged,) = (one for one in caplog.records if one.levelno == logging.WARNING)
+    assert "the right to get nodes" in logged.getMessage()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachedomain import Installation
+from kvstrata.clients.kube import NotLeadingError
 from kvstrata.clients.resources import BY_KIND, SECRET
 from kvstrata.contract.receipt.record import Head, Link
 from kvstrata.plan.claim import SERVED_BY, served_by_another
@@ -16,7 +17,6 @@ from kvstrata.plan.erasure.receipt_chain import ChainState
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure.receipt_chain import record_chain
 from kvstrata.reconcile.secrets import AUTHORITY_SECRET, SecretStore
-from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, cpu_tier, domain, model, policy
 from tests.support.worlds import Simulation, finish

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import KubeError, NotLeadingError
 from kvstrata.clients.resources import JOB, NETWORK_POLICY, SECRET
 from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.erasure.facts import JobState
@@ -16,7 +16,6 @@ from kvstrata.objects.erasure.delete_job import ORDER_FILE
 from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.writer import NotLeadingError
 from kvstrata_sidecar.delete_job.order import Order
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
@@ -107,10 +106,10 @@ class TestBeginning:
             await jobs.start(order(keyspaces=tuple(f"{n:032x}" for n in range(30_000))))
         assert await jobs.look(ERASURE, "shared", 1) is None
 
-    async def test_one_that_leads_no_more_writes_nothing(self, kube: MemoryKube) -> None:
-        written = len(kube.log)
+    async def test_one_that_leads_no_more_writes_nothing(self, kube: MemoryKube, jobs: Jobs) -> None:
+        written, kube.may_write = len(kube.log), lambda: False
         with pytest.raises(NotLeadingError):
-            await Jobs(kube, CONTEXT, lambda: NOW, lambda: False).start(order())
+            await jobs.start(order())
         assert len(kube.log) == written
 
     async def test_a_controller_that_writes_meanwhile_does_not_keep_it_from_beginning(

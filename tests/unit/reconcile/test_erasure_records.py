@@ -11,6 +11,7 @@ import pytest
 
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.redis.verifier import MAX_NAMES
+from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.facts import Amount, Revoked, Statement
@@ -203,3 +204,23 @@ def test_an_erasure_of_as_many_scopes_as_one_takes_fits_into_a_secret() -> None:
     assert kept.record == whole
     (secret,) = kube.objects.values()
     assert sum(len(base64.b64decode(value)) for value in secret["data"].values()) < 1 << 20
+
+
+async def test_a_record_that_another_leader_wrote_meanwhile_is_not_removed() -> None:
+    kube = MemoryKube()
+    store = RecordStore(kube, NAMESPACE)
+    kept = await store.create(record())
+
+    def another_writes(verb: str, kind: str, name: str) -> None:
+        if verb == "delete":
+            kube.before_write = lambda *_: None
+            kube.put({**kube.objects[(kind, NAMESPACE, name)], "data": {}})
+
+    kube.before_write = another_writes
+    uid = kept.record.erasure.order.uid
+    with pytest.raises(KubeError) as raised:
+        await store.remove(uid)
+    assert raised.value.is_conflict
+    assert await kube.get(SECRET, NAMESPACE, name_of(uid)) is not None
+    await store.remove(uid)
+    assert await kube.get(SECRET, NAMESPACE, name_of(uid)) is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachedomain import ReceiptChain
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import KubeError, NotLeadingError
 from kvstrata.clients.signing import SigningKeys, is_signed
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.facts import Erasure
@@ -21,7 +21,6 @@ from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.erasure.receipt_chain import ChainConflictError, ChainState
 from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.secrets import decode
-from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.memory_kube import MemoryKube
 from tests.support.receipts import DOMAIN, NAMESPACE, erasure, issue, keys, lazy
 
@@ -151,9 +150,10 @@ class TestAChain:
         assert sum(name.startswith("kvstrata-part-") for _, _, name in kube.objects) >= 2
         assert verifies(kube) == ["order-9"]
 
-    async def test_is_not_written_by_one_that_leads_no_more(self, kube: MemoryKube) -> None:
+    async def test_is_not_written_by_one_that_leads_no_more(self, kube: MemoryKube, chains: Chains) -> None:
+        kube.may_write = lambda: False
         with pytest.raises(NotLeadingError):
-            await Chains(kube, WHERE, lambda: NOW, lambda: False).issue(NAMESPACE, DOMAIN, None, erasure())
+            await chains.issue(NAMESPACE, DOMAIN, None, erasure())
         assert not kube.objects
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import KubeError, NotLeadingError
 from kvstrata.contract.messages.erase_report import Erased
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import JobState
@@ -21,7 +21,6 @@ from kvstrata.plan.kinds.model_rollback import keyspaces_in_force
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure import former_identities as reclaims
 from kvstrata.reconcile.erasure.former_identities import JOBS_OF_A_ROUND, Reclaims
-from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.objects import NAMESPACE, cpu_tier, model, policy, redis_tier
 from tests.support.worlds import Simulation
 

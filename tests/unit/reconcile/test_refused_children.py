@@ -170,6 +170,16 @@ def test_a_deleted_policy_whose_erasure_may_not_be_created_says_so_and_how_out()
     told = next(c for c in simulation.status("TenantCachePolicy", "acme")["conditions"] if c["type"] == "Stalled")
     assert "exceeded quota: invalidations" in told["message"]
     assert ABANDON in told["message"]
+    assert told["message"].endswith(f"; waiting since {deleted_at(simulation)}")
     simulation.kube.before_write = lambda verb, kind, name: None
     simulation.advance(90)
     assert simulation.condition("TenantCachePolicy", "acme", "Reconciling") == ("True", "Erasing")
+    waiting = next(c for c in simulation.status("TenantCachePolicy", "acme")["conditions"] if c["type"] == "Ready")
+    assert waiting["message"].startswith("CacheInvalidation erase-acme-")
+    assert waiting["message"].endswith(f"; waiting since {deleted_at(simulation)}")
+
+
+def deleted_at(simulation: Simulation) -> str:
+    """The time at which the policy was deleted."""
+    metadata = simulation.kube.objects[("TenantCachePolicy", NAMESPACE, "acme")]["metadata"]
+    return str(metadata["deletionTimestamp"])

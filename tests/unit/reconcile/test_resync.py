@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,28 @@ def test_objects_that_came_changed_or_went_without_an_event_are_found() -> None:
     assert {Key("TenantCachePolicy", NAMESPACE, name) for name in ("late", "acme", "globex")} <= missed
     assert set(simulation.bundle().entries) == {"acme", "late"}
     assert simulation.entry("acme").suspended
+
+
+def test_an_object_that_cannot_be_read_is_reported_by_name_and_all_others_are_compared(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation = at_rest()
+    simulation.kube.put(policy("late"))
+    simulation.kube.take_events()
+    observe = simulation.store.observe
+
+    def fails(raw: Mapping[str, Any]) -> frozenset[Key]:
+        if raw["metadata"]["name"] == "acme":
+            raise TypeError("odd")
+        return observe(raw)
+
+    monkeypatch.setattr(simulation.store, "observe", fails)
+    missed: set[Key] = set()
+    finish(simulation.resync.objects(missed.add))
+    assert Key("TenantCachePolicy", NAMESPACE, "late") in missed
+    assert Key("TenantCachePolicy", NAMESPACE, "acme") not in missed, "it is known as it was"
+    (reported,) = (one for one in caplog.records if one.levelno == logging.ERROR)
+    assert (reported.kind, reported.object) == ("TenantCachePolicy", "acme")  # type: ignore[attr-defined]
 
 
 def test_a_child_that_went_without_an_event_comes_back() -> None:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.cli.operator import Operator
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import KubeError, NotLeadingError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.pods import BackendAccess
 from kvstrata.model.refs import BUNDLE, Key
@@ -20,7 +20,7 @@ from kvstrata.reconcile import metrics
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.loop import plan
 from kvstrata.reconcile.secrets import decode
-from kvstrata.reconcile.writer import NotLeadingError, Writer
+from kvstrata.reconcile.writer import Writer
 from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, model, older_tier, pod, policy, pool, redis_tier
 from tests.support.worlds import CONTEXT, Simulation, finish, is_empty
 
@@ -74,11 +74,10 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
         simulation.store,
         simulation.queue,
         simulation.secret_store,
-        lambda: False,
         {},
         {},
     )
-    before = simulation.kube.writes
+    before, simulation.kube.may_write = simulation.kube.writes, lambda: False
     with pytest.raises(NotLeadingError):
         finish(writer.carry_out(key, made))
     assert simulation.kube.writes == before

@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +20,7 @@ from aiohttp import web
 from kvstrata.api.cachedomain import Installation
 from kvstrata.cli.logs import configure, configure_audit
 from kvstrata.clients.gate import GateClient
-from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.kube import Kube, KubeError, NotLeadingError
 from kvstrata.clients.lease import LEASE_NAME, Leadership, Lease
 from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.plan import actions
@@ -57,7 +56,7 @@ from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import SecretStore
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.watch import Lists, Watches, build_settings, expected_watchers, live_watchers
-from kvstrata.reconcile.writer import NotLeadingError, Worker, Writer, require_lead
+from kvstrata.reconcile.writer import Worker, Writer
 from kvstrata.settings import Settings, SettingsError
 
 from . import garbage
@@ -95,6 +94,7 @@ class Operator:
         self._kms = KmsKeys(self._store, self._queue, self._ring, kms_domains)
         own = settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s
         self._lease = Leadership(Kube.connect, lambda kube, fit: Lease(kube, *own, fit, settings.release), since_boot_s)
+        kube.may_write = lambda: self._lease.held
         self._met = asyncio.Event()
         self._elected = asyncio.Event()
         self._first_lists: asyncio.Future[Lists | None] = asyncio.get_running_loop().create_future()
@@ -235,12 +235,11 @@ class Operator:
         ):
             acting = (self._kube, self._store, self._queue, self._secret_store)
             context = replace(self._settings.build, service_monitors=self._service_monitors)
-            chains = Chains(self._kube, self._settings.namespace, utc_now, self._may_write)
+            chains = Chains(self._kube, self._settings.namespace, utc_now)
             rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
             name = self._settings.pod_name
-            jobs = Jobs(self._kube, context, utc_now, self._may_write, lambda: self._store.allowed_servers)
-            may_write = partial(require_lead, self._may_write)
+            jobs = Jobs(self._kube, context, utc_now, lambda: self._store.allowed_servers)
             erasures = Erasures(
                 ErasureDeps(
                     kube=self._kube,
@@ -248,12 +247,12 @@ class Operator:
                     queue=self._queue,
                     events=Events(self._kube),
                     record_store=RecordStore(self._kube, self._settings.namespace),
-                    keys=KeyRevoker(*acting, name, utc_now, may_write, self._kms),
+                    keys=KeyRevoker(*acting, name, utc_now, self._kube.require_lead, self._kms),
                     looks=Looks(self._kube, name, utc_now, allowed=lambda: self._store.allowed_servers),
                     pods=Pods(self._kube, gates, utc_now),
                     jobs=jobs,
                     chains=chains,
-                    may_write=may_write,
+                    may_write=self._kube.require_lead,
                     now=utc_now,
                 )
             )
@@ -280,7 +279,7 @@ class Operator:
                 "CacheTier": (backends.forget_unasked, credentials.forget_unmanaged, topologies.forget_untended),
                 "CachedModel": (probing.show, reclaims.show),
             }
-            writer = Writer(*acting, self._may_write, workers, followers)
+            writer = Writer(*acting, workers, followers)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, context, self._settings.workers)
             await listener.first_round()

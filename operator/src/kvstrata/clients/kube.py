@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +24,7 @@ UNBOUNDED = aiohttp.ClientTimeout(total=None)
 meets its end is lost."""
 
 LIST_PAGE = 500
+REVIEWS = TOKEN_REVIEW.path(None)  # a question that is asked by POST
 NO_VERSION = "1"
 """A resourceVersion that no object has: an apply with it creates, or is a conflict. The API server compares it with
 an existing object's version and ignores it where there is none; the Java Operator SDK relies on that, too."""
@@ -33,6 +34,10 @@ _REASONS = {status.value: status.phrase.title().replace(" ", "") for status in H
 _NAMESPACE_ENDS = "NamespaceTerminating"
 _NOT_OF_ITS_TYPE = "failed to create typed patch object"
 """Sent with status 500, for duplicate keys in a list or a field of the wrong type."""
+
+
+class NotLeadingError(RuntimeError):
+    """A write was attempted after the Lease was lost, or a served namespace was handed over."""
 
 
 class KubeError(Exception):
@@ -82,14 +87,22 @@ class TokenIdentity:
 
 
 class Kube:
-    """A client for one API server. Every call may raise KubeError."""
+    """A client for one API server. Every call may raise KubeError, and each that writes NotLeadingError: `may_write`
+    is asked when a request is given to the HTTP client, after all that was awaited to make it. So a leader that was
+    frozen or replaced sends only requests that were given before: that waited for a connection, or are repeated because
+    theirs broke. Each names the state that it was made for: a resourceVersion, or in applies and deletions the UID."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
+        self.may_write: Callable[[], bool] = lambda: True
 
     @classmethod
     async def connect(cls) -> Kube:
         return cls(await find_api())
+
+    def require_lead(self) -> None:
+        if not self.may_write():
+            raise NotLeadingError("this process no longer leads and must not write")
 
     async def close(self) -> None:
         await self._api.close()
@@ -126,6 +139,8 @@ class Kube:
         try:
             async with asyncio.timeout(timeout_s):
                 sent = {**headers, **await authorization(configuration)}
+                if method != "GET" and path != REVIEWS:
+                    self.require_lead()
                 answer = await self._api.call_api(method, url, sent, body, _request_timeout=UNBOUNDED)
                 data = await answer.read()
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
@@ -222,13 +237,13 @@ class Kube:
         merge = "application/merge-patch+json"
         return await self.request("PATCH", path, query={"fieldManager": manager}, body=body, content_type=merge)
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """Delete the object with this UID; does nothing if it is gone or was re-created."""
-        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str | None = None) -> None:
+        """Delete the object with this UID, if it is there. If it is not at `version`, if given, that is a conflict."""
+        body = {"preconditions": {"uid": uid, "resourceVersion": version}, "propagationPolicy": "Background"}
         try:
             await self.request("DELETE", resource.path(namespace, name), body=body)
         except KubeError as error:
-            if not (error.is_not_found or error.is_conflict):
+            if not (error.is_not_found or (error.is_conflict and version is None)):
                 raise
 
     async def is_ending(self, namespace: str) -> bool:

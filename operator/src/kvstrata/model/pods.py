@@ -50,8 +50,8 @@ class Pod:
 
     `ever_ran`: the kubelet reported a container as running or terminated. Before that the pod holds no policy, and its
     gate reads the newest bundle when it starts. `reported`: the kubelet reported the pod at all; until then it
-    may have started its containers. `images` are names of containers with the digests of their images, as the
-    kubelet reported them.
+    may have started its containers. `finished`: all ended. `images` are names of containers with the digests of their
+    images, as the kubelet reported them.
     """
 
     name: str

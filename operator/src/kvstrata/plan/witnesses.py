@@ -16,6 +16,9 @@ FENCE_MARGIN_S = 1
 
 FOR_EVER = datetime.max.replace(tzinfo=UTC)
 
+REPORTED_WITHIN = timedelta(seconds=10)
+"""Far longer than a kubelet takes to report a container that started, and a watch to show it."""
+
 TOKEN_CACHE_S = 10
 """How long API servers accept a token that they reviewed before its pod was deleted."""
 
@@ -48,9 +51,15 @@ def witnesses_now(
 ) -> tuple[Witness, ...]:
     """Return every pod that may serve with a policy that is revoked now, also of deleted models; `models` are those
     that may have had it, None means all. Vanished pods count until they ended or had time to fence themselves off:
-    their nodes may be partitioned. `new_only`: only requests that begin from now on matter."""
+    their nodes may be partitioned. Pods that are reported as waiting may have started just now. `new_only`: only
+    requests that begin from now on matter."""
     models = sorted({*world.pods, *world.departures} if models is None else models)
-    return tuple(witness for model in models for witness in witnesses_of(world, model, now, new_only=new_only))
+    here = (pod for model in models for _, pod in sorted(world.pods.get(model, {}).items()))
+    waiting = (pod for pod in here if pod.scheduled and not (pod.live or pod.finished))
+    return (
+        *(witness for model in models for witness in witnesses_of(world, model, now, new_only=new_only)),
+        *(_witness(world, pod.model, pod, 0, now, new_only=new_only) for pod in waiting),
+    )
 
 
 def witnesses_of(world: World, model: str, now: datetime, *, new_only: bool = False) -> tuple[Witness, ...]:
@@ -107,15 +116,16 @@ def account_for(
     now: datetime,
     *,
     new_only: bool = False,
+    waited: bool = True,
 ) -> Account:
     """Return how far the witnesses, and later pods, enforce `revisions` (by model).
 
-    A pod is settled when it acknowledged, when the kubelet reported all of its containers as ended or never started, or
-    when its `fenced_by` has passed. A vanished pod may still run on a partitioned node, so only time settles it; one
-    of a deleted model has no bundle to acknowledge, so it must end.
+    A pod is settled when it acknowledged, when it is among `ended_pods`, or when its `fenced_by` has passed. A vanished
+    pod may still run on a partitioned node, so only time settles it; one of a deleted model has no bundle to
+    acknowledge, so it must end.
     """
     seen = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
-    ended = ended_pods(world)
+    ended = ended_pods(world, waited=waited)
     everyone = {witness.uid: witness for witness in witnesses}
     for pod in seen.values():
         # One that was bound later and has not started yet will read the newest bundle.
@@ -141,10 +151,19 @@ def account_for(
     return Account(acked, live, fenced, tuple(still_open))
 
 
-def ended_pods(world: World) -> set[str]:
-    """Return the UIDs of pods whose containers the kubelet reported as ended, or as never started."""
-    here = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.scheduled and not pod.live}
+def ended_pods(world: World, *, waited: bool = True) -> set[str]:
+    """Return the UIDs of pods that ended by the kubelet's reports, or have nothing of a revocation because no container
+    of theirs had started: the pod is gone, or is still reported as waiting once the reports were `waited` for. It may
+    start later, and then reads the newest bundle, so a pod that never starts, as with a wrong image, delays nothing.
+    A node that loses the API server seconds after a start hides it: the pod fences itself off, but for ServeStale."""
+    bound = (pod for pods in world.pods.values() for pod in pods.values() if pod.scheduled)
+    here = {pod.uid for pod in bound if pod.finished or (waited and not pod.live)}
     return here | {gone.uid for departures in world.departures.values() for gone in departures if gone.clean}
+
+
+def has_waited(world: World, since: datetime, now: datetime) -> bool:
+    """Whether starts before `since`, a revocation, would have been reported, to this leader too."""
+    return now >= max(since, world.led_since or since) + REPORTED_WITHIN
 
 
 def not_started(world: World) -> set[str]:

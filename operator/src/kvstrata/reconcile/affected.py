@@ -136,7 +136,7 @@ def affected_by_pod(world: World, before: Pod | None, after: Pod | None) -> froz
     keys = _reporting(world, name) | _pools_of(world, name)
     was_live, is_live = (one is not None and one.live for one in (before, after))
     was_ready, is_ready = (one is not None and one.ready for one in (before, after))
-    if was_live != is_live:
+    if was_live != is_live or after is None or after.finished:
         keys |= _open_invalidations(world)
     if (was_live and not is_live) or was_ready != is_ready:
         keys |= _waiting_policies(world, name, world.acked_revision(after) if after else 0) | _keys(world, GROUP)

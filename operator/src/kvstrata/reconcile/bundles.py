@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -38,13 +38,10 @@ COMMIT_INTERVAL_S = 0.1
 
 
 class Bundles:
-    """Writes bundles. `may_write` raises after leadership was lost."""
+    """Writes bundles."""
 
-    def __init__(
-        self, kube: Kube, store: Store, queue: WorkQueue, secret_store: SecretStore, may_write: Callable[[], None]
-    ) -> None:
+    def __init__(self, kube: Kube, store: Store, queue: WorkQueue, secret_store: SecretStore) -> None:
         self._kube, self._store, self._queue, self._secret_store = kube, store, queue, secret_store
-        self._may_write = may_write
 
     async def commit(self, key: Key, commit: CommitBundle) -> None:
         """Write changed shards into their free slots, then flip the root. Every foreign shard is found, then raised."""
@@ -121,7 +118,6 @@ class Bundles:
 
     async def take_back(self, key: Key, order: TakeBack) -> None:
         """Write owner reference and mark of a Secret; the version of a root that this process knows follows."""
-        self._may_write()
         domain = self._store.domain(key.namespace)
         written = await self._secret_store.take_back(domain, order)
         if written is not None and key.kind == BUNDLE and order.name == names.bundle_root(key.name):
@@ -145,7 +141,6 @@ class Bundles:
 
     async def _write(self, domain: DomainStore, body: dict[str, Any], version: str | None) -> dict[str, Any]:
         """Create a Secret, or replace the one of that version."""
-        self._may_write()
         body = mark.marked(domain.mark_key, body)
         if not version:
             return await self._kube.create(SECRET, domain.namespace, body)

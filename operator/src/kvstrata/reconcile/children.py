@@ -8,7 +8,7 @@ server compares UID and resourceVersion in the write itself. Orders and finalize
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -40,10 +40,10 @@ GUARDS_WAIT = timedelta(seconds=4)
 
 
 class Children:
-    """Writes children; keys that an answer affects are queued. `may_write` raises after leadership was lost."""
+    """Writes children; keys that an answer affects are queued."""
 
-    def __init__(self, kube: Kube, store: Store, queue: WorkQueue, may_write: Callable[[], None]) -> None:
-        self._kube, self._store, self._queue, self._may_write = kube, store, queue, may_write
+    def __init__(self, kube: Kube, store: Store, queue: WorkQueue) -> None:
+        self._kube, self._store, self._queue = kube, store, queue
         self._events = Events(kube)
 
     async def apply(self, key: Key, children: Sequence[Mapping[str, Any]]) -> None:
@@ -133,7 +133,6 @@ class Children:
         resource, manager = BY_KIND[kind], f"{FIELD_MANAGER_PREFIX}-{key.kind.lower()}"
         known, owner = domain.children.get((kind, name)), _owner(wanted)
         sent = {**wanted, **await self._pull_secrets(key.namespace)} if kind == "ServiceAccount" else wanted
-        self._may_write()
         if known is not None:
             known = await claimed(self._kube, domain, owner, known, wanted)
         try:
@@ -147,7 +146,6 @@ class Children:
             if found is None:
                 self._queue.add_all(self._store.forget(kind, key.namespace, name))
                 raise
-            self._may_write()
             known = await claimed(self._kube, domain, owner, found, wanted)
         return await self._kube.apply(
             resource, key.namespace, sent, manager, known["metadata"]["uid"] if known else None
@@ -155,7 +153,6 @@ class Children:
 
     async def remove(self, key: Key, order: Remove) -> None:
         """Delete an object. The store has the result at once: the next plan must not count on the child."""
-        self._may_write()
         resource, namespace = BY_KIND[order.kind], key.namespace
         await self._kube.delete(resource, namespace, order.name, order.uid)
         if (order.kind, order.name) not in self._store.domain(namespace).children:
@@ -169,7 +166,6 @@ class Children:
     async def create(self, key: Key, order: Create) -> None:
         """Create an object unless it exists. Raises KubeError, ChildRefusedError for an invalid object. A refusal
         because the namespace is being deleted is recorded for the policies that wait."""
-        self._may_write()
         kind, name = _slot(order.body)
         try:
             created = await self._kube.create(BY_KIND[kind], key.namespace, order.body)
@@ -188,7 +184,6 @@ class Children:
     async def set_finalizers(self, key: Key, order: SetFinalizers) -> None:
         """Set an object's finalizers. Raises KubeError. A missing object is ignored, a changed one read again. An
         object that goes with its last finalizer is removed by its own event."""
-        self._may_write()
         resource, change = BY_KIND[key.kind], (order.finalizers, order.resource_version)
         try:
             stored = await self._kube.set_finalizers(resource, key.namespace, key.name, *change)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import KubeError, NotLeadingError
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.context import BuildContext
@@ -28,7 +28,7 @@ from . import metrics
 from .background import utc_now
 from .queue import WorkQueue
 from .store import Store
-from .writer import NotLeadingError, Writer
+from .writer import Writer
 
 log = logging.getLogger(__name__)
 

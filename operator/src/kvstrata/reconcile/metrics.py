@@ -107,7 +107,7 @@ RECLAIMS = Counter("kvstrata_reclaims_total", "Rounds of deletions of former cac
 RECLAIMED_BLOCKS = Counter("kvstrata_reclaimed_blocks_total", "Blocks of former identities that were deleted", _MODEL)
 RECLAIMED_BYTES = Counter("kvstrata_reclaimed_bytes_total", "Bytes of these blocks", _MODEL)
 WATCH_FAILING = Gauge(
-    "kvstrata_watch_failing", "1 while a watch gets no answer, or a refusal", ["namespace", "resource"]
+    "kvstrata_watch_failing", "1 while a watch is not answered, refused or unreadable", ["namespace", "resource"]
 )
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")

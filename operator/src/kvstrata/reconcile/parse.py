@@ -39,16 +39,17 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
     # kubelet last reported them.
     ready = _is_ready(status) or any(one.get("name") == "gate" and one.get("ready") for one in containers)
     deleting = "deletionTimestamp" in metadata
+    # The kubelet reports a pod that it rejects without containers, but with the time at which it saw it.
+    only_seen = not containers and "startTime" in status
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
         model=model,
         ip=status.get("podIP"),
         scheduled=bool(spec.get("nodeName")),
-        finished=_finished(containers, deleting=deleting),
-        ever_ran=any(_ever_ran(container) for container in containers),
-        # A pod that the kubelet rejected has no containers, but the time at which it was seen.
-        reported=bool(containers) or "startTime" in status,
+        finished=_finished(containers, deleting=deleting) or (only_seen and status.get("phase") == "Failed"),
+        ever_ran=any(map(_ever_ran, containers)),
+        reported=bool(containers) or only_seen,
         ready=ready,
         deleting=deleting,
         identity=own.get(labels.IDENTITY, ""),
@@ -86,12 +87,11 @@ def resource_version(raw: Mapping[str, Any]) -> int:
 
 
 def _finished(containers: list[Mapping[str, Any]], *, deleting: bool) -> bool:
-    """Whether the kubelet reported every container as ended, or as never started in a pod that is being deleted. The
-    phase is unreliable: the control plane marks pods of an unreachable node as Failed. A pod deleted before its
-    engine starts ends with the engine waiting forever."""
-    return bool(containers) and all(
-        "terminated" in (one.get("state") or {}) or (deleting and not _ever_ran(one)) for one in containers
-    )
+    """Whether the kubelet reported every container as ended. Of a pod that is being deleted some may never have
+    started: it ends with its engine waiting forever. The phase is unreliable where containers ran: the control plane
+    marks pods of an unreachable node as Failed."""
+    ended = [one for one in containers if "terminated" in (one.get("state") or {})]
+    return bool(ended) and all(one in ended or (deleting and not _ever_ran(one)) for one in containers)
 
 
 def _is_ready(status: Mapping[str, Any]) -> bool:

@@ -38,6 +38,7 @@ MIN_PAUSE_S = 0.02
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 FIRST_ROUND_S = 3.0
 NODES_EVERY_S = 15.0
+NODES_REFUSED_S = 600.0
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 COUNTS_PODS = ("CachedModel", "CacheDomain")
 GATHER_S = 0.05
@@ -51,6 +52,7 @@ class AckListener:
         self._kube, self._gates, self._store, self._queue, self._jitter = kube, gates, store, queue, jitter
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._answered: set[str] = set()
+        self._nodes_refused = False
         self._tokens = PodTokens(kube)
 
     async def run(self) -> None:
@@ -102,7 +104,7 @@ class AckListener:
     async def follow_nodes(self) -> None:
         """Take vanished pods for ended once their Node is deleted or out of service, where the operator may read it."""
         while True:
-            await asyncio.sleep(NODES_EVERY_S)
+            await asyncio.sleep(NODES_REFUSED_S if self._nodes_refused else NODES_EVERY_S)
             for namespace in self._store.namespaces:
                 departures = self._store.domain(namespace).departures
                 for model in list(departures):
@@ -116,8 +118,11 @@ class AckListener:
         try:
             found = await self._kube.get(NODE, None, node)
         except KubeError as error:
-            log.debug("a node cannot be read", extra={"node": node, "error": str(error)})
+            if error.status == 403 and not self._nodes_refused:
+                self._nodes_refused = True
+                log.warning("without the right to get nodes, pods of deleted nodes count until they fence off")
             return False
+        self._nodes_refused = False
         return found is None or any(one["key"] == OUT_OF_SERVICE for one in found["spec"].get("taints") or ())
 
     async def _ask(self, namespace: str, pod: Pod, *, long: bool) -> bool:

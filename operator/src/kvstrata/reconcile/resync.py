@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import ENDPOINT_SLICE, OWN_RESOURCES, SECRET, Resource, child_resources
+from kvstrata.contract import MALFORMED
 from kvstrata.contract.policy.tiers import AllowedServers
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels
@@ -100,7 +101,12 @@ class Resync:
         async for raw in self._kube.list(resource, scope, selector):
             metadata: Mapping[str, Any] = raw["metadata"]
             seen.setdefault(metadata["namespace"], set()).add(metadata["name"])
-            self._report(resource.kind, self._store.observe(raw), report)
+            try:
+                self._report(resource.kind, self._store.observe(raw), report)
+            except MALFORMED:
+                log.exception(
+                    "an object of a list cannot be read", extra={"kind": resource.kind, "object": metadata["name"]}
+                )
         for namespace, before in known.items():
             now = self._versions(resource.kind, namespace)
             for gone in before.keys() - seen.get(namespace, set()):

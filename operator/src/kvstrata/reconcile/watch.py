@@ -5,6 +5,9 @@ kopf lists and watches every resource below, resumes broken watches, and calls t
 
 - `Lists`: kopf creates a task for every item of its first list, most of the cost of a start with thousands of objects.
   Our session passes whole pages to the store and shows kopf empty lists.
+- `Lists.watch`: kopf ends a watch that it cannot read, and with it the process, which serves other namespaces too. Ours
+  reports the failure and lists again after a pause. The process still ends by a kind that is not served any more (404:
+  kinds are looked up at its start), without valid credentials, and by an error of kopf outside its streams.
 - `NoDiffBase`: kopf's storages copy every object of every event for change handlers. We have none, and empty storages
   save a third of an event's cost.
 """
@@ -13,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import aclosing
 from http import HTTPStatus
 from itertools import chain, repeat
 from typing import Any
@@ -21,9 +25,11 @@ from typing import Any
 import aiohttp
 import kopf
 import orjson
+from kopf._cogs.clients import errors, watching
 
 from kvstrata.clients.kube_auth import authorization, find_api
 from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
+from kvstrata.contract import MALFORMED
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 from kvstrata.reconcile import metrics
@@ -35,6 +41,7 @@ log = logging.getLogger(__name__)
 _EXPECTED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE)
 
 Take = Callable[[dict[str, Any]], None]
+KOPFS_WATCH: Any = watching.infinite_watch
 WATCHER_TASK_PREFIX = "watcher for "
 """kopf's name for watching tasks, one for each resource and namespace."""
 
@@ -67,6 +74,7 @@ class Watches:
             self._enqueue(self._store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw))
 
     def registry(self) -> kopf.OperatorRegistry:
+        watching.infinite_watch = self.lists.watch
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self.lists.login())
 
@@ -139,7 +147,7 @@ class Lists:
         self.complete = asyncio.Event()
 
     def page(self, url_path: str, first: bool, body: dict[str, Any]) -> None:
-        """Move a page's objects out of `body`; invalid ones are left for kopf to report."""
+        """Move a page's objects out of `body`; unreadable ones are logged."""
         resource = self._resources.get(url_path)
         items = body.get("items")
         if resource is None or not (items is None or isinstance(items, list)):
@@ -147,7 +155,9 @@ class Lists:
         if first and url_path in self._begun:
             self._relisted()
         self._begun.add(url_path)
-        body["items"] = [item for item in items or () if not self._taken(resource, item)]
+        for item in items or ():
+            self._take_item(resource, item)
+        body["items"] = []
         if not (body.get("metadata") or {}).get("continue"):
             self._left.discard(url_path)
             if not self._left:
@@ -179,14 +189,33 @@ class Lists:
             logging.WARNING if failure else logging.INFO, "a watch fails" if failure else "a watch works", extra=about
         )
 
-    def _taken(self, resource: Resource, item: Any) -> bool:
+    def _take_item(self, resource: Resource, item: Any) -> None:
         try:
             item["apiVersion"], item["kind"] = resource.api_version, resource.kind
             self._take(item)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            log.exception("an object of a list cannot be understood", extra={"kind": resource.kind})
-            return False
-        return True
+        except MALFORMED:
+            log.exception("an object of a list cannot be read", extra={"kind": resource.kind, "object": name_of(item)})
+
+    async def watch(
+        self, *, resource: kopf.Resource, namespace: Any, **others: Any
+    ) -> AsyncIterator[watching.Bookmark | kopf.RawEvent]:
+        """Yield kopf's events of a resource, from new lists after those that cannot be read."""
+        pauses = iter(Backoffs())
+        while True:
+            try:
+                async with aclosing(KOPFS_WATCH(resource=resource, namespace=namespace, **others)) as events:
+                    async for event in events:
+                        if not isinstance(event, watching.Bookmark):
+                            if event["type"] != "BOOKMARK":
+                                hash(event["object"]["metadata"]["uid"])  # kopf's key, or an error
+                            pauses = iter(Backoffs())
+                        yield event
+            except (errors.APINotFoundError, kopf.LoginError):
+                raise
+            except Exception as error:
+                self._note(resource.get_url(namespace=namespace), type(error).__name__)
+                log.exception("a watch of %s in namespace %s cannot be read, and lists again", resource, namespace)
+                await asyncio.sleep(next(pauses))
 
     def response_class(self) -> type[aiohttp.ClientResponse]:
         """Return the response class that passes lists to `page`."""
@@ -224,3 +253,9 @@ class NoDiffBase(kopf.MultiDiffBaseStorage):
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
+
+
+def name_of(raw: Any) -> str:
+    """Return namespace and name of an object for the log; empty for a malformed one."""
+    metadata = raw.get("metadata") if isinstance(raw, dict) else None
+    return f"{metadata.get('namespace')}/{metadata.get('name')}" if isinstance(metadata, dict) else ""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from kvstrata.api.reasons import DomainReason
-from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.kube import Kube, KubeError, NotLeadingError
 from kvstrata.clients.resources import BY_KIND, SECRET
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import OBJECTS
@@ -21,7 +20,7 @@ from kvstrata.plan.kinds.rejected import MOST_CHARACTERS, plan_refused
 
 from . import metrics
 from .audit import record_restore, record_status
-from .background import Leads, utc_now
+from .background import utc_now
 from .bundles import Bundles
 from .children import ChildRefusedError, Children
 from .claims import NameConflictError
@@ -50,7 +49,6 @@ class Writer:
         store: Store,
         queue: WorkQueue,
         secret_store: SecretStore,
-        leading: Leads,
         workers: Mapping[type[Any], Worker],
         followers: Mapping[str, Iterable[Callable[[str, str], None]]],
     ) -> None:
@@ -60,9 +58,8 @@ class Writer:
         self._served: set[str] = set()
         self._stands_back: dict[str, str] = {}
         """By namespace, the reported reason."""
-        self._may_write = partial(require_lead, leading)
-        self._children = children = Children(kube, store, queue, self._may_write)
-        self.bundles = Bundles(kube, store, queue, secret_store, self._may_write)
+        self._children = children = Children(kube, store, queue)
+        self.bundles = Bundles(kube, store, queue, secret_store)
         self.own_actions: Mapping[type[Any], Callable[[Key, Any], Awaitable[None]]] = {
             actions.EnsureSecret: self._ensure,
             actions.TurnSecret: self._turn,
@@ -169,7 +166,6 @@ class Writer:
 
     async def _ensure(self, key: Key, order: actions.EnsureSecret) -> None:
         """Create or repair a Secret. Objects planned while the domain's key was written lack it."""
-        self._may_write()
         domain = self._store.domain(key.namespace)
         before = domain.domain_key
         await self._secret_store.ensure(domain, order)
@@ -187,7 +183,6 @@ class Writer:
             self._secret_store.forget(self._store.domain(key.namespace), order.name)
 
     async def _turn(self, key: Key, order: actions.TurnSecret) -> None:
-        self._may_write()
         await self._secret_store.turn(self._store.domain(key.namespace), order)
 
     async def _write_status(self, reconciled: Key, write: StatusWrite) -> None:
@@ -195,7 +190,6 @@ class Writer:
             self._queue.put_off_no_more(write.key)
         elif not self._queue.put_off(write.key, PROGRESS_INTERVAL_S):
             return
-        self._may_write()
         key, resource = write.key, BY_KIND[write.key.kind]
         objects = self._store.domain(key.namespace).objects(key.kind)
         # Read now, because a watch may report this write before its answer arrives.
@@ -227,12 +221,3 @@ class Writer:
             await self._events.publish(after, DomainReason.RESTORE_DETECTED, story, warning=True)
         # The own status adds nothing for the reconciled object; others may depend on it (for example on an epoch).
         self._queue.add_all(affected - {reconciled})
-
-
-class NotLeadingError(RuntimeError):
-    """A write was attempted after the Lease was lost, or a served namespace was handed over."""
-
-
-def require_lead(leading: Leads) -> None:
-    if not leading():
-        raise NotLeadingError("this process no longer leads and must not write")

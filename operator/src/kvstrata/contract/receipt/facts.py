@@ -189,7 +189,7 @@ class PodFact:
 
     standing: Standing
     """Acked: it reported that it enforces the revision. Fenced: it was unreachable and its time is over. Ended: the
-    kubelet reported all of its containers as ended. Open: none of these."""
+    kubelet reported all of its containers as ended, or none as started. Open: none of these."""
 
     gate_boot: Boot
     """Boot id of its gate; empty if it did not acknowledge."""

@@ -52,7 +52,7 @@ from kvstrata.plan.pools.content import given_source
 from kvstrata.plan.redis.backend import former_stores, places_of, report_of
 from kvstrata.plan.redis.cluster import never_used
 from kvstrata.plan.rules.invalidation import scopes_to_leave
-from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced, not_started
+from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, has_waited, is_fenced, not_started
 from kvstrata.plan.witnesses import Witness as Awaited
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
@@ -207,7 +207,7 @@ def reports(world: World, record: ErasureRecord, awaiting: tuple[Awaited, ...], 
     stated = erasure.only(Rolled)
     revisions = {target.model: target.revision for target in stated.targets} if stated else {}
     live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
-    ended = ended_pods(world)
+    ended = ended_pods(world, waited=stated is not None and has_waited(world, stated.at, now))
     fences = {pod.uid: pod.fenced_by for pod in awaiting}
     for witness in witnesses(erasure):
         settled = standing_of(erasure, witness.uid)

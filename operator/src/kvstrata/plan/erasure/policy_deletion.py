@@ -14,7 +14,7 @@ from typing import Any
 from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import InvalidationReason, PolicyReason, SharedReason
-from kvstrata.api.scalars import Duration
+from kvstrata.api.scalars import Duration, format_timestamp
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.receipt.vocabulary import SubjectKind
@@ -246,6 +246,7 @@ def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Pl
     why = step.decision
     if why is None:
         return Plan(actions=actions, enqueue=bundles)
+    why = why._replace(message=why.message + _since(policy, now))
     # These need a person.
     stuck = why.reason in (PolicyReason.ERASURE_FAILED, PolicyReason.NAME_TAKEN)
     findings = (*(kstatus(why, None, why) if stuck else kstatus(None, why, why)), _no_access())
@@ -261,8 +262,9 @@ def plan_creation_refused(policy: TenantCachePolicy, sentence: str, now: datetim
     """Return the plan that reports why a write for the erasure of a deleted policy is refused."""
     why = Decision(
         PolicyReason.CREATION_REFUSED,
-        f"a write that is to erase the tenant's cached blocks is refused: {sentence}; admit it (it is tried "
-        f"again), or annotate the policy with {ABANDON}: <reason> to give the erasure up, which the receipt will state",
+        f"a write that is to erase the tenant's cached blocks is refused: {sentence}; admit it (it is tried again), or "
+        f"annotate the policy with {ABANDON}: <reason> to give the erasure up, which the receipt will state"
+        f"{_since(policy, now)}",
     )
     return Plan(statuses=write_status(policy, now, (*kstatus(why, None, why), _no_access()), {}))
 
@@ -319,6 +321,10 @@ def _case(world: World, policy: TenantCachePolicy, now: datetime) -> DeletionCas
         own = world.erasures.get(case.own.uid, own)
         case = replace(case, receipt=case.receipt or case.own.status.receipt_digest)
     return replace(case, refused=own.seen.receipt_problem) if own is not None else case
+
+
+def _since(policy: TenantCachePolicy, now: datetime) -> str:
+    return f"; waiting since {format_timestamp(policy.metadata.deletion_timestamp or now)}"
 
 
 def _no_access() -> Finding:

@@ -23,7 +23,8 @@ def status_writes(
 ) -> tuple[StatusWrite, ...]:
     erasure = found.record.erasure
     step = next_step(erasure, found.seen, now)
-    message = "; ".join((step.decision.message, *found.troubles[:3]))
+    since = () if step.phase.finished else (f"under way since {format_timestamp(erasure.order.started)}",)
+    message = "; ".join((step.decision.message, *found.troubles[:3], *since))
     why = Decision(step.decision.reason, message)
     facts = facts_of(erasure)
     receipt = erasure.only(ReceiptWritten)

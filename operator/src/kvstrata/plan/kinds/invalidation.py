@@ -34,7 +34,7 @@ from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.pools.content import Progress
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import invalidation as chain
-from kvstrata.plan.witnesses import account_for, awaited, witnesses_now
+from kvstrata.plan.witnesses import REPORTED_WITHIN, account_for, awaited, has_waited, witnesses_now
 
 LOOK_AGAIN_S = 5.0
 """When to repeat orders about an erasure."""
@@ -245,8 +245,10 @@ def _left_keyspaces(world: World, invalidation: CacheInvalidation) -> frozenset[
 
 def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     revisions = {target.model: target.revision for target in invalidation.status.targets}
-    witnesses = awaited(world, invalidation)
-    account = account_for(world, witnesses, revisions, now, new_only=invalidation.spec.mode is Mode.LAZY)
+    witnesses, rolled = awaited(world, invalidation), invalidation.status.rolled_time or now
+    waited = has_waited(world, world.rolled_since.get(invalidation.uid, rolled), now)
+    lazy = invalidation.spec.mode is Mode.LAZY
+    account = account_for(world, witnesses, revisions, now, new_only=lazy, waited=waited)
     pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}
     if not account.open:
         return _complete(invalidation, now, pods)
@@ -254,11 +256,14 @@ def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     if _left_s(world, invalidation, now) < 0:
         late = "epochs are rolled, and these may serve from the old ones until they end or read their policy again"
         return _not_proven(world, invalidation, now, f"{late}: {names}")
-    message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
+    message = (
+        f"{account.acked} of {account.live} pods acknowledged; waiting for {names} since {format_timestamp(rolled)}"
+    )
     moments = [witness.fenced_by for witness in account.open if witness.fenced_by is not None]
     if len(moments) < len(account.open):
         message += "; a pod that may run under onStale ServeStale is never counted as fenced"
     step = _go_on(invalidation, now, Decision(SharedReason.AWAITING_ACKS, message), {"pods": pods})
+    moments += [] if waited else [now + REPORTED_WITHIN]
     wake_after_s = max(1.0, (min(moments) - now).total_seconds()) if moments else None
     return replace(step, enqueue=(), wake_after_s=wake_after_s)
 

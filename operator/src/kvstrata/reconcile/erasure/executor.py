@@ -6,7 +6,7 @@ import contextlib
 import logging
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import KubeError, NotLeadingError
 from kvstrata.model.erasure.facts import JobState, ReceiptWritten, Rolled
 from kvstrata.model.erasure.record import ErasureRecord, TierNow
 from kvstrata.model.pods import Pod
@@ -22,7 +22,6 @@ from kvstrata.reconcile.erasure.receipt_chain import record_chain, recorded_chai
 from kvstrata.reconcile.erasure.tiers import LookError
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.pod_states import PodAnswerError
-from kvstrata.reconcile.writer import NotLeadingError
 
 log = logging.getLogger(__name__)
 

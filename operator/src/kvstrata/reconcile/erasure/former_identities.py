@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import KubeError, NotLeadingError
 from kvstrata.contract.messages.erase_report import Erased
 from kvstrata.contract.receipt.facts import NOTHING
 from kvstrata.model.erasure.facts import JobState
@@ -30,7 +30,6 @@ from kvstrata.reconcile.background import RETRY_S, Background
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.writer import NotLeadingError
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,6 @@ from kvstrata.reconcile.claims import NameConflictError, require_own
 from kvstrata.reconcile.erasure import job_result
 from kvstrata.reconcile.events import warnings_about
 from kvstrata.reconcile.secrets import decode
-from kvstrata.reconcile.writer import require_lead
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +47,11 @@ RESUMES = 5
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """`may_write` is checked before every write; `now` is the wall clock in UTC; `allowed` limits external servers."""
+    """`now` is the wall clock in UTC; `allowed` limits external servers."""
 
     kube: Kube
     ctx: BuildContext
     now: Callable[[], datetime]
-    may_write: Callable[[], bool] = lambda: True
     allowed: Callable[[], AllowedServers | None] = lambda: None
 
     async def start(self, order: TierDeletion) -> DeletionRun:
@@ -86,7 +84,6 @@ class Jobs:
             async for found in self.kube.list(resource, self._namespace, f"{labels.ERASURE}={erasure}"):
                 with suppress(NameConflictError):
                     require_own(resource.kind, found, {"labels": labels.of_deletion(erasure)})
-                    require_lead(self.may_write)
                     metadata = found["metadata"]
                     await self.kube.delete(resource, self._namespace, metadata["name"], metadata["uid"])
 
@@ -158,7 +155,6 @@ class Jobs:
 
     async def _make(self, resource: Resource, built: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object, or return the existing one of an earlier attempt. Raises NameConflictError for another."""
-        require_lead(self.may_write)
         try:
             return await self.kube.create(resource, self._namespace, built)
         except KubeError as error:
@@ -179,7 +175,6 @@ class Jobs:
                 raise KubeError(409, "Conflict", f"Job {name} was removed at this moment")
             if not _is_suspended(found):
                 return found
-            require_lead(self.may_write)
             begun = {**found, "spec": {**found["spec"], "suspend": False}}
             try:
                 return await self.kube.replace(JOB, self._namespace, begun)

@@ -11,14 +11,13 @@ import asyncio
 import logging
 from functools import partial
 
-from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.kube import Kube, KubeError, NotLeadingError
 from kvstrata.clients.signing import SigningError
 from kvstrata.plan.erasure.receipt_chain import ChainState
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure.receipt_chain import Chains, record_chain, recorded_chain
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.writer import NotLeadingError
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,6 @@ from kvstrata.reconcile.audit import record_secret
 from kvstrata.reconcile.claims import NameConflictError
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.writer import require_lead
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +54,10 @@ RecordedChain = Callable[[str, str], ReceiptChain | None]
 
 class Chains:
     """The chains of all domains. One receipt is written at a time, and none while the previous key leaves the Secret.
-    `may_write` is checked before every write; `now` is the wall clock in UTC."""
+    `now` is the wall clock in UTC."""
 
-    def __init__(
-        self, kube: Kube, namespace: str, now: Callable[[], datetime], may_write: Callable[[], bool] = lambda: True
-    ) -> None:
-        self._kube, self._namespace, self._now, self._may_write = kube, namespace, now, may_write
+    def __init__(self, kube: Kube, namespace: str, now: Callable[[], datetime]) -> None:
+        self._kube, self._namespace, self._now = kube, namespace, now
         self._lock = asyncio.Lock()
 
     async def issue(self, namespace: str, domain: str, recorded: ReceiptChain | None, facts: Erasure) -> ChainState:
@@ -146,7 +143,6 @@ class Chains:
     async def _put_key(self, stored: Mapping[str, Any], keys: SigningKeys, noted: Mapping[str, str]) -> None:
         metadata = {**stored["metadata"], "annotations": {**_annotations(stored), **noted}}
         body = {**stored, "metadata": metadata, "data": build_signing_key("", keys.secret_data())["data"]}
-        require_lead(self._may_write)
         await self._kube.replace(SECRET, self._namespace, body)
 
     async def _keys(self) -> tuple[SigningKeys, frozenset[str]]:
@@ -185,7 +181,6 @@ class Chains:
 
     async def _make_key(self) -> dict[str, Any]:
         keys = generate(format_timestamp(self._now()))
-        require_lead(self._may_write)
         body = build_signing_key(self._namespace, keys.secret_data())
         try:
             made = await self._kube.create(SECRET, self._namespace, body)
@@ -201,14 +196,12 @@ class Chains:
         """Publish the keys before they sign; return the ids of all published keys."""
         built = build_public_keys(self._namespace, keys.public_pems())
         if public is None:
-            require_lead(self._may_write)
             public = await self._kube.create(CONFIG_MAP, self._namespace, built)
         data, annotations = public.get("data") or {}, _annotations(public)
         if not built["data"].items() <= data.items() or labels.ACCEPT_LOST_KEY in annotations:
             kept = {name: text for name, text in annotations.items() if name != labels.ACCEPT_LOST_KEY}
             metadata = {**public["metadata"], "annotations": kept}
             body = {**public, "metadata": metadata, "data": {**data, **built["data"]}}
-            require_lead(self._may_write)
             public = await self._kube.replace(CONFIG_MAP, self._namespace, body)
         return frozenset(name.removesuffix(".pem") for name in public["data"])
 
@@ -244,7 +237,6 @@ class Chains:
         """Create a receipt's objects, the decisive one last; record existing ones in `found`."""
         for built in build_receipt(self._namespace, receipt):
             name = built["metadata"]["name"]
-            require_lead(self._may_write)
             try:
                 await self._kube.create(CONFIG_MAP, self._namespace, built)
             except KubeError as error:

@@ -89,7 +89,8 @@ class RecordStore:
     async def remove(self, uid: str) -> None:
         stored = await self._find(uid)
         if stored is not None:
-            await self._kube.delete(SECRET, self._namespace, name_of(uid), stored["metadata"]["uid"])
+            there = stored["metadata"]["uid"], stored["metadata"]["resourceVersion"]
+            await self._kube.delete(SECRET, self._namespace, name_of(uid), *there)
 
     async def _find(self, uid: str) -> dict[str, Any] | None:
         stored = await self._kube.get(SECRET, self._namespace, name_of(uid))

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.clients.kube import KubeError
+from kvstrata.clients.kube import KubeError, NotLeadingError
 from kvstrata.contract import ContractError
 from kvstrata.model.erasure.facts import Verdict
 from kvstrata.model.erasure.record import ErasureNow, ErasureRecord
@@ -31,7 +31,6 @@ from kvstrata.reconcile.background import Background
 from kvstrata.reconcile.claims import NameConflictError
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.executor import execute
-from kvstrata.reconcile.writer import NotLeadingError
 
 log = logging.getLogger(__name__)
 

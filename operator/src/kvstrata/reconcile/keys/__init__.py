@@ -65,6 +65,6 @@ class CustodySecrets:
                 await self._kube.create(SECRET, self._namespace, body)
 
     async def delete(self, stored: Mapping[str, Any]) -> None:
-        name, uid = stored["metadata"]["name"], stored["metadata"]["uid"]
+        name, uid, version = (stored["metadata"][key] for key in ("name", "uid", "resourceVersion"))
         with custody_errors(f"Secret {name} was not removed"):
-            await self._kube.delete(SECRET, self._namespace, name, uid)
+            await self._kube.delete(SECRET, self._namespace, name, uid, version)
