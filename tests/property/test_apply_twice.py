@@ -21,6 +21,7 @@ PERSISTS = frozenset(
         "rolls",  # an epoch is never taken back, so the count of them only grows
         "formerScopes",  # where a tenant may have written, as long as that epoch lives
         "stores",  # the same of servers
+        "models",  # those that a group or a policy may ever have reached
         "generation",
         "observedGeneration",
         "enforcedGeneration",

@@ -6,10 +6,25 @@ import pytest
 
 from kvstrata.api.status import MAX_STORES, ScopeStatus
 from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.model.erasure.facts import TierLost
+from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.refs import Key
+from kvstrata.plan.erasure import ordering
 from kvstrata.plan.kinds.policy import plan_policy
 from kvstrata.plan.redis.backend import former_stores, with_stores
-from tests.support.objects import NAMESPACE, Raw, group, invalidation, model, own, pod, policy, pool, redis_tier
+from tests.support.objects import (
+    NAMESPACE,
+    Raw,
+    group,
+    invalidation,
+    model,
+    own,
+    pod,
+    policy,
+    pool,
+    redis_tier,
+    server_pod,
+)
 from tests.support.worlds import Simulation
 from tests.unit.plan.invalidations import at_rest
 
@@ -145,4 +160,56 @@ def test_of_too_many_stores_former_ones_stay_so_that_no_erasure_is_proven() -> N
     shown = with_stores(sim.world, scope)
     assert shown is not None
     assert shown["stores"] == stores
-    assert len(former_stores(sim.world, scope)) == MAX_STORES
+    assert len(former_stores(sim.world, scope.stores)) == MAX_STORES
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_deleted_managed_tier_of_which_a_server_vanished_stays_on_record_over_a_restart(seen: bool) -> None:
+    sim = crowd({"managed": {}})
+    name, kept = "kvs-shared-redis-0-0", on_record(sim)
+    sim.put(server_pod(name, containerStatuses=[{"name": "redis", "state": {"running": {}}}]))
+    sim.come_to_rest()
+    sim.delete("Pod", name, seen=seen)
+    if seen:
+        sim.come_to_rest()
+    sim.store.domain(NAMESPACE).servers.clear()
+    sim.restart()
+    sim.come_to_rest()
+    delete(sim)
+    for other in list(sim.store.domain(NAMESPACE).servers["shared"]):
+        sim.queue.add_all(sim.store._forget_pod(sim.store.domain(NAMESPACE), other, None, ended=True))
+    sim.settle()
+    assert on_record(sim) == kept
+
+
+def begun(sim: Simulation) -> ErasureRecord:
+    found = sim.world.invalidations["leave"]
+    record = ordering.begin(sim.world, Key("CacheInvalidation", NAMESPACE, "leave"), found, sim.now)
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize("rolls", ["generation", "invalidation"])
+def test_an_epoch_that_is_drawn_after_the_intent_of_an_erasure_hides_no_former_store(rolls: str) -> None:
+    sim = crowd()
+    change(sim, at("new.example:6379"))
+    sim.put(invalidation("leave", scope={"tenant": "acme"}, mode="Eager"))
+    sim.settle()
+    if rolls == "generation":
+        sim.edit("TenantCachePolicy", "acme", cacheGeneration=1)
+    else:
+        sim.put(invalidation("all", scope={"all": True}))
+    sim.settle()
+    assert on_record(sim) == [("shared", ["new.example:6379"])]
+    lost = begun(sim).erasure.of(TierLost)
+    assert [(one.tier, one.server) for one in lost] == [("shared", "old.example:6379")]
+
+
+def test_a_deleted_tier_that_was_not_chosen_is_excluded() -> None:
+    sim = crowd(None, redis_tier("second", redis=at("second.example:6379")))
+    delete(sim)
+    sim.put(invalidation("leave", scope={"tenant": "acme"}, mode="Eager", tiers=[{"name": "second"}]))
+    sim.settle()
+    erasure = begun(sim).erasure
+    assert erasure.order.excluded_tiers == ("cpu", "shared")
+    assert erasure.of(TierLost) == ()

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.contract.receipt.residue import Residue
+from kvstrata.model.refs import Key
+from kvstrata.plan.erasure import ordering
+from kvstrata.plan.erasure.gather import tiers_lost
 from kvstrata.plan.redis.cluster import never_used, was_formed
-from tests.support.objects import NAMESPACE, Raw, cpu_tier, domain, model, pod, policy, redis_tier, server_pod
+from tests.support.objects import (
+    NAMESPACE,
+    Raw,
+    cpu_tier,
+    domain,
+    invalidation,
+    model,
+    pod,
+    policy,
+    redis_tier,
+    server_pod,
+)
 from tests.support.server_answers import NO_PODS
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.deletions import ALL, POLICY, acked_until, delete_namespace, gone, left, residue, run, world
@@ -108,3 +124,50 @@ def test_a_server_whose_end_no_kubelet_reported_is_residue_of_the_erasure(last: 
     found = [(item.about, item.count) for item in facts.residue if item.kind is Residue.TIER_LOST]
     assert found == ([("shared", 1)] if lost else [])
     assert (made.proven() == ALL) is not lost
+
+
+@pytest.mark.parametrize("kind", ["vanished", "replaced"])
+def test_a_server_that_vanished_while_no_operator_ran_is_residue_of_the_erasure(kind: str) -> None:
+    sim = world().sim
+    name, server = "kvs-shared-redis-0-0", server_pod("kvs-shared-redis-0-0", containerStatuses=[RUNNING])
+    sim.put(server)
+    sim.come_to_rest()
+    assert sim.status("CacheTier", "shared")["servers"] == [{"name": name, "uid": f"uid-{name}"}]
+    assert sim.unsettled() == {}
+    sim.put(invalidation("leave", scope={"tenant": "acme"}, mode="Eager"))
+    sim.settle()
+    key = Key("CacheInvalidation", NAMESPACE, "leave")
+    record = ordering.begin(sim.world, key, sim.world.invalidations["leave"], sim.now)
+    assert record is not None
+    assert list(tiers_lost(sim.world, record.erasure, sim.now)) == []
+    sim.delete("Pod", name, seen=False)
+    if kind == "replaced":
+        sim.kube.put({**server, "metadata": {**server["metadata"], "uid": "another"}})
+    sim.store.domain(NAMESPACE).servers.clear()
+    noticed = sim.now = sim.now.replace(microsecond=0) + timedelta(seconds=60)
+    for _ in range(3):
+        sim.restart()
+        sim.advance(5)
+        (lost,) = tiers_lost(sim.world, record.erasure, sim.now)
+        assert (lost.tier, lost.server, lost.at) == ("shared", name, noticed)
+    assert sim.status("CacheTier", "shared")["servers"][0]["lostAt"] == format_timestamp(noticed)
+
+
+def test_an_erasure_that_begins_after_a_server_vanished_does_not_name_it() -> None:
+    made = world()
+    sim, name = made.sim, "kvs-shared-redis-0-0"
+    sim.put(server_pod(name, containerStatuses=[RUNNING]))
+    sim.come_to_rest()
+    sim.delete("Pod", name, seen=False)
+    sim.store.domain(NAMESPACE).servers.clear()
+    sim.restart()
+    sim.advance(5)
+
+    async def story(w: World) -> None:
+        w.sim.delete(POLICY, "acme")
+        await gone(w)
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    assert made.proven() == ALL
+    assert Residue.TIER_LOST not in residue(facts)

@@ -12,7 +12,7 @@ from kvstrata.api.common import ObjectRef, TierNames
 from kvstrata.api.markers import atomic_list, between, map_list, set_list
 from kvstrata.api.prefixpool import PrefixContent
 from kvstrata.api.scalars import Count, Duration, ObjectName, Quantity, ShortText, TenantName, Text, Timestamp
-from kvstrata.api.status import Hex, PodCount, Revision, Status
+from kvstrata.api.status import MAX_STORES, Hex, PodCount, Revision, Status, Store
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.vocabulary import Hbm, Mode
 
@@ -289,6 +289,9 @@ class CacheInvalidationStatus(Status):
 
     scopes: Annotated[tuple[RolledScope, ...], Field(max_length=MAX_SCOPES), atomic_list()] = ()
     """Scopes that get or got a new epoch."""
+
+    stores: Annotated[tuple[Store, ...], Field(max_length=MAX_STORES), atomic_list()] = ()
+    """Of an eager one: stores outside of pods that had blocks under the old epochs when it started."""
 
     targets: Annotated[tuple[TargetBundle, ...], Field(max_length=1024), map_list("model")] = ()
     """Bundles that carry the invalidation."""

@@ -11,9 +11,9 @@ from pydantic.alias_generators import to_camel
 from kvstrata.api.base import READY, ApiModel, Column, KindInfo, Resource, Rule, exactly_one_of
 from kvstrata.api.cachetier_managed import NAME_FITS, RedisManaged
 from kvstrata.api.common import Classification, SecretKeyRef, SecretRef
-from kvstrata.api.markers import at_least, immutable, set_list
-from kvstrata.api.scalars import AbsolutePath, Duration, Pattern, Quantity, Text, Timestamp
-from kvstrata.api.status import Status
+from kvstrata.api.markers import at_least, atomic_list, immutable, set_list
+from kvstrata.api.scalars import AbsolutePath, Duration, Pattern, Quantity, ShortText, Text, Timestamp
+from kvstrata.api.status import Status, StatusModel
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
 REDIS_HIGH_WATERMARK_PERCENT = 80
@@ -23,6 +23,9 @@ CLUSTER_HIGH_WATERMARK_PERCENT = 65
 """The same of several servers: a scope's sixteen buckets fall on them by chance, on some more than their share."""
 
 MAX_SHOWN_SHARDS = 1024
+MAX_SERVERS = 512
+"""Most servers in status.servers: all of the largest cluster, and the last that vanished."""
+
 CLUSTER_SLOTS = 16_384
 
 
@@ -355,6 +358,20 @@ class Restores(ApiModel):
     """Speed of the engine's prefill."""
 
 
+class TierServer(StatusModel):
+    """A managed server that ran, by its pod."""
+
+    name: ShortText
+    """Name of its pod."""
+
+    uid: ShortText
+    """UID of its pod."""
+
+    lost_at: Timestamp | None = None
+    """When an operator noticed that the pod had vanished before its end was reported. Erasures that had begun by then
+    name it as residue."""
+
+
 class CacheTierStatus(Status):
     """Observed state of a CacheTier."""
 
@@ -390,6 +407,9 @@ class CacheTierStatus(Status):
 
     last_loss: SlotLoss | None = None
     """The last loss of blocks together with servers of a managed cluster."""
+
+    servers: Annotated[tuple[TierServer, ...], Field(max_length=MAX_SERVERS), atomic_list()] = ()
+    """Servers of a managed tier that may have blocks, by which a later operator notices those that vanished."""
 
     external: RedisExternal | None = None
     """The external servers that pods use: those of the spec that last passed the required checks. Until new servers in

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import StatusModel
 from kvstrata.api.markers import atomic_list, map_list, set_list
-from kvstrata.api.scalars import Count, Generation, Pattern, Quantity, ShortText, Text, Timestamp
+from kvstrata.api.scalars import Count, Generation, ObjectName, Pattern, Quantity, ShortText, Text, Timestamp
 from kvstrata.contract.policy.keyspace import ScopeKind
 
 
@@ -44,6 +44,8 @@ class Condition(StatusModel):
 
 
 MAX_STORES = 64
+MAX_REACHED = 256
+"""Most CachedModels that a status names as reached."""
 
 
 class Store(StatusModel):
@@ -75,6 +77,10 @@ class ScopeStatus(StatusModel):
 
     stores: Annotated[tuple[Store, ...], Field(max_length=MAX_STORES), atomic_list()] = ()
     """Stores outside of pods that may have blocks under this epoch. Erasures name those that are no tier's any more."""
+
+    models: Annotated[tuple[ObjectName, ...], Field(max_length=MAX_REACHED), atomic_list()] | None = None
+    """Of a TenantGroup: CachedModels with pods that may ever have had this epoch; invalidations wait for no others.
+    Absent for all: if an earlier version drew it, or there were more than 256."""
 
 
 class TierUsage(StatusModel):

@@ -11,11 +11,8 @@ from kvstrata.api.base import ENFORCED, READY, ApiModel, Column, KindInfo, Resou
 from kvstrata.api.common import Budgets, Classification, LabelSelector, ObjectRef, RateLimit
 from kvstrata.api.markers import atomic_list, immutable, map_list, set_list
 from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName
-from kvstrata.api.status import EnforcedStatus
+from kvstrata.api.status import MAX_REACHED, EnforcedStatus
 from kvstrata.contract.policy.keyspace import ScopeKind
-
-MAX_REACHED = 256
-"""Most CachedModels that status.models names."""
 
 
 class Isolation(StrEnum):

@@ -98,6 +98,8 @@ def generation_due(holder: TenantCachePolicy | TenantGroup | PrefixPool) -> bool
 
 
 def fresh_epoch(world: World, scope: Scope, previous: ScopeStatus | None, drawn: str = "") -> ScopeStatus:
-    """Return a scope with the epoch `drawn`, by default a new one, and without stores."""
+    """Return a scope with the epoch `drawn`, by default a new one, and without stores. No pod has a new epoch of a
+    group yet; one `drawn` by an invalidation also represents the epoch that it replaces."""
     epoch, rolls = drawn or epoch_from_random(world.entropy[:16]), previous.rolls + 1 if previous else 0
-    return ScopeStatus(kind=scope.kind, name=scope.name, epoch=epoch, rolls=rolls)
+    models = previous.models if drawn and previous else () if scope.kind is ScopeKind.GROUP else None
+    return ScopeStatus(kind=scope.kind, name=scope.name, epoch=epoch, rolls=rolls, models=models)

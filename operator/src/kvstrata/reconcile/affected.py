@@ -119,7 +119,7 @@ KINDS: Mapping[str, Kind] = {
     DOMAIN: Kind(attrgetter("domain_id", "served_by", "scope", "admission"), _of_domain),
     TIER: Kind(_usable, _of_tier),
     MODEL: Kind(lambda status: (status.probe.failure if status.probe is not None else None,), _of_model),
-    POLICY: Kind(attrgetter("scope", "admission"), _of_policy),
+    POLICY: Kind(attrgetter("scope", "models", "admission"), _of_policy),
     GROUP: Kind(attrgetter("scope", "admission"), _of_group),
     POOL: Kind(
         attrgetter("scope", "admission", "manifest_digest", "render_id", "published", "tiers", "next"), _of_pool

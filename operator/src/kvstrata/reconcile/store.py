@@ -151,7 +151,7 @@ class Store:
         return frozenset(Key(BUNDLE, namespace, model.name) for model in models)
 
     def recall_departures(self) -> None:
-        """Record pods that vanished while no operator led: named in a model's status and missing from the list."""
+        """Record pods that vanished while no operator led: named in a model's or tier's status, and not listed."""
         for d in self._domains.values():
             d.led_since = self._now()
             for model in d.models.values():
@@ -163,6 +163,12 @@ class Store:
                             one.name, one.uid, self._now(), clean=False, acked=one.acked or 0, node=one.node
                         )
                         d.departures[model.name] = (*d.departures.get(model.name, ()), missing)
+            for name, tier in d.tiers.items():
+                known = {pod.uid for pod in d.servers.get(name, {}).values()}
+                known |= {gone.uid for gone in d.lost_servers.get(name, ())}
+                unseen = (one for one in tier.status.servers if one.uid not in known)
+                lost = [Departure(one.name, one.uid, one.lost_at or self._now(), clean=False) for one in unseen]
+                d.lost_servers[name] = (*lost, *d.lost_servers.get(name, ()))
 
     def all_keys(self) -> Iterator[Key]:
         return chain.from_iterable(map(self.keys_of, self._domains))

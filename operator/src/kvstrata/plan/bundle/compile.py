@@ -155,7 +155,7 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
             entries[tenant] = share.as_committed(committed.get(tenant), share.entry)
         elif not share.absent and (kept := held_entry(current, share.policy)) is not None:
             if share.blocked:
-                kept = share.as_committed(kept, entry_in(world, model, still_allowed(world, share.policy, kept)))
+                kept = share.as_committed(kept, entry_in(world, model, still_allowed(world, model, share.policy, kept)))
             entries.setdefault(tenant, kept)
     return tuple([entries[tenant] for tenant in sorted(entries)])
 
@@ -206,9 +206,9 @@ def _shares(world: World, model: CachedModel) -> list[_Share]:
 def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
     inputs = gather(world, policy)
     compiled = compile_policy(world, inputs)
-    chosen = selects(policy, model) and reaches(policy, model.name)
-    absent = policy.metadata.deleting or not (inputs.blocked or chosen)
-    entry = None if absent or compiled is None else entry_in(world, model, compiled)
+    absent = policy.metadata.deleting or not (inputs.blocked or selects(policy, model))
+    has_entry = not absent and reaches(policy, inputs.epoch, model)
+    entry = entry_in(world, model, compiled) if has_entry and compiled is not None else None
     epoch = inputs.epoch.epoch if inputs.epoch is not None else ""
     return _Share(policy, inputs.blocked is not None, entry, absent, epoch, world.data_keys.get(epoch))
 
@@ -227,7 +227,7 @@ def entry_in(world: World, model: CachedModel, entry: Entry) -> Entry:
     return entry if (own, keys) == (entry.pools, entry.keys) else replace(entry, pools=own, keys=keys)
 
 
-def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry:
+def still_allowed(world: World, model: CachedModel, policy: TenantCachePolicy, kept: Entry) -> Entry:
     """Return the last valid entry of a policy with an invalid spec, limited to keyspaces and budgets that are still
     allowed.
 
@@ -236,7 +236,7 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
     """
     inputs = gather(world, policy, kept.scope)
     kept = replace(kept, budgets=_reduced(inputs, kept.budgets), pools=may_read(world, kept.tenant, kept.pools))
-    if inputs.keyspace is None:
+    if inputs.keyspace is None or not reaches(policy, inputs.epoch, model):
         return replace(kept, suspended=True, resumes=False, keys=())
     return replace(kept.paused(inputs.paused), keyspace=inputs.keyspace, keys=inputs.keys)
 
@@ -360,9 +360,10 @@ def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
     return policy.spec.covers(model.name, model.metadata.labels)
 
 
-def reaches(policy: TenantCachePolicy, model: str) -> bool:
-    """Whether a policy's status allows its entry in a model's bundle: pods of other models never had it."""
-    return policy.status.models is None or model in policy.status.models
+def reaches(policy: TenantCachePolicy, epoch: ScopeStatus | None, model: CachedModel) -> bool:
+    """Whether the models on record allow a policy's entry with this epoch in a bundle: pods of others never had it."""
+    recorded = (policy.status.models, epoch.models if epoch is not None else None)
+    return all(models is None or model.name in models for models in recorded)
 
 
 def paused_epochs(world: World) -> frozenset[str]:

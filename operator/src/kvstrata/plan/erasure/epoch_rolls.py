@@ -67,7 +67,7 @@ def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[Status
 
 
 def models_with(world: World, intents: Collection[RolledScope]) -> frozenset[str] | None:
-    """Return the models with pods that may ever have had the old epochs; None for all, as for a shared scope, and if
+    """Return the models with pods that may ever have had the old epochs; None for all, as for the Public scope, and if
     the holder has neither the old nor the new epoch any more."""
     found: set[str] = set()
     for intent in intents:
@@ -76,6 +76,8 @@ def models_with(world: World, intents: Collection[RolledScope]) -> frozenset[str
         match next((one for one, epoch in _holders(world, Scope(intent.kind, intent.name)) if epoch in epochs), None):
             case TenantCachePolicy() as policy:
                 models = policy.status.models
+            case TenantGroup() as group:
+                models = group.status.scope.models if group.status.scope is not None else None
             case PrefixPool() as pool:
                 models = (pool.spec.model_ref.name,)
         if models is None:

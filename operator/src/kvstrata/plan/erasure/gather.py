@@ -16,6 +16,7 @@ from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationScope,
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.api.status import Store
 from kvstrata.contract.policy.data_key import key_id
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import IMAGE_OF, NOTHING, Component, Fence, Revoked, Subject, Target
@@ -47,9 +48,8 @@ from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
-from kvstrata.plan.keys.data_keys import scopes_in_use
 from kvstrata.plan.pools.content import given_source
-from kvstrata.plan.redis.backend import former_stores, places_of, report_of
+from kvstrata.plan.redis.backend import former_stores, places_of, report_of, stores_of
 from kvstrata.plan.redis.cluster import never_used
 from kvstrata.plan.rules.invalidation import scopes_to_leave
 from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, has_waited, is_fenced, not_started
@@ -85,6 +85,7 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         for one in status.scopes
         if one.old_epoch
     )
+    former = former_stores(world, (*status.stores, *stores_of(world, {one.old for one in epochs})))
     chosen = {tier.name for tier in invalidation.spec.tiers}
     meant = {name: tier for name, tier in world.tiers.items() if not chosen or name in chosen}
     keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
@@ -93,7 +94,7 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         started=started,
         keyspaces=tuple(sorted(keyspaces)),
         tiers=shared_tiers(meant.values()),
-        excluded_tiers=tuple(sorted(world.tiers.keys() - meant.keys())),
+        excluded_tiers=tuple(sorted({*world.tiers, *(store.tier for store in former)} - chosen)) if chosen else (),
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,
         allow_residue=invalidation.spec.allow_residue,
@@ -103,7 +104,7 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
     )
     # The rest of a keyspace stays readable with the same keys.
     keys = keys_held(world, domain, epochs if prefix is None else ())
-    erasure = Erasure(order).with_facts(*servers_seen(world, order), *stores_lost(world, order, epochs))
+    erasure = Erasure(order).with_facts(*servers_seen(world, order), *stores_lost(order, former))
     return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, erasure)
 
 
@@ -113,10 +114,10 @@ def shared_tiers(tiers: Iterable[CacheTier]) -> tuple[SharedTier, ...]:
     return tuple(SharedTier(tier.name, tier.spec.encryption_required, places_of(tier)) for tier in found)
 
 
-def stores_lost(world: World, order: ErasureOrder, epochs: Iterable[LeftEpoch]) -> Iterator[TierLost]:
-    """Yield the stores that may have blocks of these epochs and are no tier's; each server, if a tier has the name."""
-    named, old = {tier.name for tier in order.tiers}, {one.old for one in epochs}
-    for store in former_stores(world, *(one for one in scopes_in_use(world) if one.epoch in old)):
+def stores_lost(order: ErasureOrder, former: Iterable[Store]) -> Iterator[TierLost]:
+    """Yield the former stores of an order as lost tiers; each server of one, if a tier has its name."""
+    named = {tier.name for tier in order.tiers}
+    for store in former:
         if not order.subject.tiers or store.tier in order.subject.tiers:
             for server in store.places if store.tier in named else ("",):
                 yield TierLost(store.tier, order.started, server=server)
@@ -248,7 +249,7 @@ def pods_at_hand(world: World, erasure: Erasure) -> dict[str, tuple[str, str]]:
 def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLost]:
     """Yield tiers that are gone, tiers that held nothing, and servers that vanished. It follows the new epochs, so a
     tier that pods begin to use later gets nothing of the old ones once every pod is settled."""
-    settled = unreachable_at(erasure) is not None
+    settled, since = unreachable_at(erasure) is not None, erasure.order.started.replace(microsecond=0)
     for tier in tiers_at_hand(erasure):
         known = world.tiers.get(tier.name) or world.ending.tiers.get(tier.name)
         if known is not None and tier.places and set(tier.places).isdisjoint(places_of(known)):
@@ -259,7 +260,7 @@ def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLo
             yield TierLost(tier.name, now, unused=unused)
             continue
         for lost in world.lost_servers.get(tier.name, ()):
-            if lost.at >= erasure.order.started and not _verified_before(erasure, tier.name, lost.at):
+            if lost.at >= since and not _verified_before(erasure, tier.name, lost.at):
                 yield TierLost(tier.name, lost.at, server=lost.name)
 
 

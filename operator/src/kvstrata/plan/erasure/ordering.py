@@ -23,6 +23,7 @@ from kvstrata.plan.erasure import gather
 from kvstrata.plan.erasure.advance import Woken
 from kvstrata.plan.erasure.next_step import ENDING_LIMIT_S
 from kvstrata.plan.erasure.policy_deletion import ABANDON, overdue, reason_of
+from kvstrata.plan.redis.backend import former_stores
 from kvstrata.plan.rules.invalidation import shared_by
 from kvstrata.plan.witnesses import awaited, witnesses_now
 
@@ -123,7 +124,7 @@ def _begin_of_policy(world: World, policy: TenantCachePolicy, now: datetime) -> 
         versions=gather.versions(world),
         folders=tuple(sorted(name for name, tier in world.tiers.items() if tier.spec.outlives_pods)),
     )
-    lost = gather.stores_lost(world, order, (left,))
+    lost = gather.stores_lost(order, former_stores(world, reported.stores))
     erasure = Erasure(order).with_facts(*gather.servers_seen(world, order), *lost)
     keys = gather.keys_held(world, domain, (left,))
     return ErasureRecord(policy.namespace, policy.name, domain, (left,), keys, erasure)

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import GroupReason, SharedReason
+from kvstrata.api.status import MAX_REACHED, ScopeStatus
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.model.refs import Key
@@ -34,13 +35,14 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     draws = previous is None or generation_due(group) or is_lost(world, previous.epoch)
     stalled = budget_problem(world, group.spec.budgets, "spec.budgets")
     verdict = admission_of(world, group, stalled)
-    if draws or verdict.due:
-        what = "a new epoch was drawn" if draws else "its guarantees were decided on"
+    epoch = fresh_epoch(world, group_scope(name), previous) if previous is None or draws else previous
+    scope = epoch.model_copy(update={"models": _reached(world, group, epoch)})
+    if draws or scope != previous or verdict.due:
+        what = "a new epoch was drawn" if draws else "its CachedModels or guarantees were recorded"
         waiting = Decision(SharedReason.NOT_COMMITTED, f"{what}; pods have not acknowledged it yet")
-        fields: dict[str, object] = {"admission": verdict.status(let_go=False)}
+        fields: dict[str, object] = {"admission": verdict.status(let_go=False), "scope": with_stores(world, scope)}
         if draws:
-            scope = with_stores(world, fresh_epoch(world, group_scope(name), previous))
-            fields |= {"scope": scope, "cacheGeneration": group.spec.cache_generation, "usage": None}
+            fields |= {"cacheGeneration": group.spec.cache_generation, "usage": None}
         judged = _findings(world, group, stalled, verdict, false(ENFORCED, *waiting))
         statuses = write_status(group, now, (*kstatus(stalled, waiting), *judged), fields)
         return Plan(statuses=statuses, enqueue=(key_of(group), *followers))
@@ -63,6 +65,14 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     can_wait = pending is not None and stalled is None and not claims
     statuses = write_status(group, now, findings, fields, can_wait=can_wait)
     return Plan(statuses=statuses, enqueue=() if total is not None else followers)
+
+
+def _reached(world: World, group: TenantGroup, epoch: ScopeStatus) -> tuple[str, ...] | None:
+    """Return the models with pods that may ever have this epoch, None for all. Those of a member that left stay."""
+    members = member_policies(world, group) if _shares_blocks(group) else ()
+    listed = (policy.status.models for policy in members if policy.status.scope is not None)
+    found = set(epoch.models or ()).union(*(world.models if models is None else models for models in listed))
+    return tuple(sorted(found)) if epoch.models is not None and len(found) <= MAX_REACHED else None
 
 
 def _shares_blocks(group: TenantGroup) -> bool:

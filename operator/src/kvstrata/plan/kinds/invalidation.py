@@ -32,6 +32,7 @@ from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves, m
 from kvstrata.plan.erasure.policy_deletion import FINALIZER, finalizers
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.pools.content import Progress
+from kvstrata.plan.redis.backend import stores_of
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import invalidation as chain
 from kvstrata.plan.witnesses import REPORTED_WITHIN, account_for, awaited, has_waited, witnesses_now
@@ -149,6 +150,8 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
         message = f"TenantCachePolicy {leaving.name} leaves every bundle"
     waiting = Decision(InvalidationReason.ROLLING_EPOCHS, message)
     fields = {**_started(invalidation, now), "phase": str(Phase.ROLLING), "scopes": rolled}
+    if invalidation.spec.mode is Mode.EAGER:  # another roll may replace these epochs before its record is written
+        fields["stores"] = [one.to_kubernetes() for one in stores_of(world, {intent["oldEpoch"] for intent in rolled})]
     return _go_on(invalidation, now, waiting, fields)
 
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason, SharedReason
-from kvstrata.api.status import ScopeStatus
-from kvstrata.api.tenantcachepolicy import MAX_REACHED, DeletionPolicy, TenantCachePolicy
+from kvstrata.api.status import MAX_REACHED, ScopeStatus
+from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
@@ -87,8 +87,9 @@ def _drawn(world: World, policy: TenantCachePolicy, inputs: PolicyInputs) -> Sco
     if inputs.scope.kind is ScopeKind.TENANT:
         return fresh_epoch(world, inputs.scope, shown) if shown is None or due else None
     epoch = inputs.epoch
-    moved = epoch is not None and (shown is None or shown.epoch != epoch.epoch or generation_due(policy))
-    return epoch if moved else None
+    if epoch is None or not (shown is None or shown.epoch != epoch.epoch or generation_due(policy)):
+        return None
+    return epoch.model_copy(update={"models": None})  # the group's status has them
 
 
 def _reached(world: World, policy: TenantCachePolicy) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachetier import MAX_SHOWN_SHARDS, CacheTier, Medium
+from kvstrata.api.cachetier import MAX_SERVERS, MAX_SHOWN_SHARDS, CacheTier, Medium, TierServer
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.contract.messages.adapter import TierState
@@ -45,7 +45,7 @@ from kvstrata.plan.paused import unwritten, without_children
 from kvstrata.plan.pod_trouble import looks_due
 from kvstrata.plan.redis import credentials, external
 from kvstrata.plan.redis.backend import accesses, in_force, is_external, not_asked, previous_condition, report_of
-from kvstrata.plan.redis.cluster import ClusterState, cluster_state, hindrance, stuck_pod, without_pods
+from kvstrata.plan.redis.cluster import ClusterState, cluster_state, hindrance, server_pods, stuck_pod, without_pods
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import tier as chain
 
@@ -85,6 +85,7 @@ def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Pl
     fields: dict[str, Any] = {
         "capacity": str(tier.spec.capacity or tier.spec.capacity_per_pod or "") or None,
         "restores": restores(world, tier),
+        "servers": _servers(world, tier),
     }
     if stalled:
         return Plan(statuses=_status(world, tier, now, kstatus(stalled), {**fields, **_UNKNOWN_USE}))
@@ -97,6 +98,13 @@ def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Pl
         fields["used"] = most_used(world, tier)
         reported = file_findings(world, tier)
     return Plan(statuses=_status(world, tier, now, (*kstatus(ready=in_pod), *reported), fields))
+
+
+def _servers(world: World, tier: CacheTier) -> list[dict[str, Any]]:
+    """Return the servers that a new leader has to know. An end that is not on record yet counts as a loss then."""
+    lost = (TierServer(name=one.name, uid=one.uid, lost_at=one.at) for one in world.lost_servers.get(tier.name, ()))
+    here = (TierServer(name=pod.name, uid=pod.uid) for pod in server_pods(world, tier) if pod.ever_ran)
+    return [one.to_kubernetes() for one in (*lost, *here)[-MAX_SERVERS:]]
 
 
 def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fields: dict[str, Any]) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, Redis, RedisExternal
@@ -12,6 +13,7 @@ from kvstrata.model.pods import BackendAccess, BackendReport
 from kvstrata.model.world import World
 from kvstrata.objects.tier_link import redis_link, servers
 from kvstrata.plan.conditions import Finding, unknown
+from kvstrata.plan.keys.data_keys import scopes_in_use
 
 
 def report_of(world: World, tier: CacheTier) -> BackendReport | None:
@@ -97,13 +99,21 @@ def with_stores(world: World, scope: ScopeStatus | None) -> dict[str, Any] | Non
     found = ((name, places_of(tier)) for name, tier in sorted(world.tiers.items()))
     now = (Store(tier=name, places=places) for name, places in found if places)
     # If there are too many, the former ones stay: one of them is enough to leave an erasure unproven.
-    return scope.model_copy(update={"stores": (*former_stores(world, scope), *now)[:MAX_STORES]}).to_kubernetes()
+    stores = (*former_stores(world, scope.stores), *now)[:MAX_STORES]
+    # Patches merge: a list of models that ends is removed explicitly.
+    return {"models": None, **scope.model_copy(update={"stores": stores}).to_kubernetes()}
 
 
-def former_stores(world: World, *scopes: ScopeStatus) -> list[Store]:
+def stores_of(world: World, epochs: Collection[str]) -> list[Store]:
+    """Return stores on record that may have blocks of these epochs, as `with_stores` does if there are too many."""
+    found = {store: None for scope in scopes_in_use(world) if scope.epoch in epochs for store in scope.stores}
+    return list(dict.fromkeys((*former_stores(world, found), *found)))[:MAX_STORES]
+
+
+def former_stores(world: World, stores: Iterable[Store]) -> list[Store]:
     """Return the stores on record that are no tier's, without deleted managed tiers of which this process saw that no
     pod used them, or that all servers ended."""
     gone = world.ending.tiers.items()
     ended = {tier.uid for name, tier in gone if world.servers.get(name) == {} and not world.lost_servers.get(name)}
     known = ended.union(world.ending.untouched, *map(places_of, world.tiers.values()))
-    return [store for scope in scopes for store in scope.stores if known.isdisjoint(store.places)]
+    return [store for store in stores if known.isdisjoint(store.places)]
