@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from kvstrata.api.base import READY, ApiModel, Column, KindInfo, Resource, Rule, exactly_one_of
+from kvstrata.api.base import READY, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, exactly_one_of
 from kvstrata.api.cachetier_managed import NAME_FITS, RedisManaged
 from kvstrata.api.common import Classification, SecretKeyRef, SecretRef
 from kvstrata.api.markers import at_least, atomic_list, immutable, set_list
 from kvstrata.api.scalars import AbsolutePath, Duration, Pattern, Quantity, ShortText, Text, Timestamp
-from kvstrata.api.status import Status, StatusModel
+from kvstrata.api.status import Status
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
 REDIS_HIGH_WATERMARK_PERCENT = 80
