@@ -130,6 +130,7 @@ def test_the_right_to_edit_a_model_takes_nothing_over() -> None:
     simulation = Simulation(foreign("Service", "kvs-tiny"), *OBJECTS)
     simulation.advance(30)
     before = live(simulation, "Service", "kvs-tiny")
+    assert owners(before) == []
     for value in (f"Service/kvs-tiny/{before['metadata']['uid']}", "Service/kvs-tiny", "CachedModel/tiny"):
         annotate(simulation, MODEL, value)
         simulation.advance(60)
