@@ -160,6 +160,17 @@ def test_a_network_policy_that_another_opens_is_closed_again_within_seconds() ->
         assert open_s <= 6
 
 
+def test_a_child_that_loses_its_owner_is_taken_back_at_once_however_often() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
+    simulation.come_to_rest()
+    for _ in range(8):
+        found = simulation.kube.objects[SLOT]
+        kept = {name: value for name, value in found["metadata"].items() if name != "ownerReferences"}
+        simulation.put({**found, "metadata": kept})
+        later(simulation, 1)
+        assert simulation.kube.objects[SLOT]["metadata"]["ownerReferences"]
+
+
 def test_a_child_that_another_changed_and_that_may_not_be_written_is_reported_as_refused() -> None:
     simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
     simulation.come_to_rest()

@@ -119,11 +119,12 @@ def changed_after(
     live: Mapping[str, Any] | None, wanted: Mapping[str, Any], rewritten: Mapping[str, Any] | None = None
 ) -> str:
     """Return the path of the first field that changed after the stamped `wanted` was applied, which the API server
-    answered with `rewritten`; empty if none did, or other content was applied last."""
+    answered with `rewritten`; empty if none did, its owner was taken away, or other content was applied last."""
     if live is None or not has_stamp_of(live, wanted):
         return ""
     answered = wanted if rewritten is None or not has_stamp_of(rewritten, wanted) else rewritten
-    return difference(live, answered).lstrip(".")
+    path = difference(live, answered).lstrip(".")
+    return "" if path.startswith("metadata.ownerReferences") else path
 
 
 def writer_of(live: Mapping[str, Any], path: str) -> str:
